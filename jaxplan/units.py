@@ -1,0 +1,64 @@
+"""Numbers with units, printed and read: bytes in binary units, seconds and rates in SI."""
+
+from __future__ import annotations
+
+import re
+
+from .errors import ArgumentError
+
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_SUFFIX_BYTES = {
+    "": 1, "b": 1,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+}  # fmt: skip
+
+
+def format_bytes(size_bytes: float) -> str:
+    """`format_bytes(3 * 2**30) == "3.00 GiB"`; three significant digits, exact below 1 KiB."""
+    size = float(size_bytes)
+    sign = "-" if size < 0 else ""
+    size = abs(size)
+    for unit in _BINARY:
+        if size < 1024 or unit == _BINARY[-1]:
+            break
+        size /= 1024
+    if unit == "B":
+        return f"{sign}{size:.0f} B"
+    digits = 2 if size < 10 else 1 if size < 100 else 0
+    return f"{sign}{size:.{digits}f} {unit}"
+
+
+def format_seconds(duration_s: float) -> str:
+    """`format_seconds(0.0123) == "12.3 ms"`; three significant digits."""
+    if duration_s == 0:
+        return "0 s"
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if abs(duration_s) >= scale:
+            return f"{duration_s / scale:.3g} {unit}"
+    return f"{duration_s * 1e9:.3g} ns"
+
+
+def parse_bytes(text: int | float | str) -> int:
+    """Bytes from a number or from text such as "14GiB", "512 MB", "1e9".
+
+    Raises:
+      ArgumentError: the text has no number, a negative one or an unknown unit.
+    """
+    if isinstance(text, (int, float)) and not isinstance(text, bool):
+        value, suffix = float(text), ""
+    else:
+        match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-zA-Z]*)\s*", str(text))
+        if match is None or match.group(2).lower() not in _SUFFIX_BYTES:
+            raise ArgumentError(
+                f"memory size {text!r} can't be read: write bytes as a number, or a number with one of "
+                'B, KiB, MiB, GiB, TiB, kB, MB, GB, TB, such as "14GiB"'
+            )
+        try:
+            value = float(match.group(1))
+        except ValueError:
+            raise ArgumentError(f"memory size {text!r}: {match.group(1)!r} is not a number") from None
+        suffix = match.group(2).lower()
+    if not value > 0:
+        raise ArgumentError(f"memory size {text!r} must be positive")
+    return int(value * _SUFFIX_BYTES[suffix])
