@@ -1,0 +1,151 @@
+"""The frozen Graph: a traced step as the planner sees it, flat, with loop bodies written once.
+
+Calls, remat and custom derivatives are seen through: their equations stand in line.  A loop's body stands once
+between its `Loop.start` and `Loop.stop`, and its operations carry how often they run (`Op.trips`).  What a loop
+does to its operands is said by operations of our own:
+
+- `scan_slice`  (stacked [t, ...]) -> [...]      one iteration's slice of an xs operand
+- `scan_stack`  ([...]) -> [t, ...]              an iteration's result written into the stacked ys
+- `carry_init`  (init) -> carry                  the carry, one value with one layout for the whole loop
+- `carry_next`  (next, carry) -> ()              the body's new carry, brought to the carry's layout
+- `cond_join`   (predicate, branch results...) -> result
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ..errors import TraceError
+
+
+class Site(NamedTuple):
+    """A place in the nested jaxpr where a layout can be pinned.
+
+    Attributes:
+      frame: the equations (and branches) entered to get there, outermost first; `()` is the step itself.
+      kind: "result" or "operand" of equation `equation`; "enter" or "leave" for the frame's own arguments
+        and results (equation is then -1).
+      equation: index of the equation in its frame.
+      position: which result, operand, argument.
+    """
+
+    frame: tuple[int, ...]
+    kind: str
+    equation: int
+    position: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Value:
+    """One tensor. `shape` is global; `item_bytes` the size of an element; `site` where it is made (None: input)."""
+
+    index: int
+    shape: tuple[int, ...]
+    dtype: str
+    item_bytes: float
+    name: str
+    site: Site | None = None
+    constant: bool = False
+
+    @property
+    def bytes(self) -> float:
+        """Bytes of the whole tensor."""
+        size = self.item_bytes
+        for extent in self.shape:
+            size *= extent
+        return size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Op:
+    """One operation. `operands` and `results` index `Graph.values`; `trips` is how often it runs a step."""
+
+    index: int
+    primitive: str
+    params: Mapping[str, Any]
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    trips: float
+    source: str
+    frame: tuple[int, ...]
+    equation: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loop:
+    """A loop's body: operations `start` to `stop` (half open), `trips` runs for each run of what is around it."""
+
+    start: int
+    stop: int
+    trips: float
+    kind: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graph:
+    """A traced step.
+
+    Attributes:
+      name: the step's function name.
+      values, ops: in program order.
+      inputs: value of every argument leaf; `input_paths` their tree paths ("state/params/w").
+      outputs: value of every result leaf; `output_paths` likewise.
+      aliases: (input position, output position) pairs of state that comes back: one layout for both.
+      constants: values captured by the step (their bytes count in memory), indices.
+      donated: input positions whose buffer XLA may reuse.
+      loops: all loops, outer before inner.
+      assumptions: what had to be assumed (a `while`'s trip count), in words.
+    """
+
+    name: str
+    values: tuple[Value, ...]
+    ops: tuple[Op, ...]
+    inputs: tuple[int, ...]
+    input_paths: tuple[str, ...]
+    outputs: tuple[int, ...]
+    output_paths: tuple[str, ...]
+    aliases: tuple[tuple[int, int], ...] = ()
+    constants: tuple[int, ...] = ()
+    donated: frozenset[int] = frozenset()
+    loops: tuple[Loop, ...] = ()
+    assumptions: tuple[str, ...] = field(default=())
+
+    def verify(self) -> None:
+        """Every value is made before it is used, once; paths match leaves.
+
+        Raises:
+          TraceError: naming the first operation that breaks a rule.
+        """
+        made = set(self.inputs) | set(self.constants) | {v.index for v in self.values if v.constant}
+        for op in self.ops:
+            for operand in op.operands:
+                if operand not in made:
+                    raise TraceError(f"operation {op.index} `{op.primitive}` ({op.source}) uses value {operand} before it is made")
+            for result in op.results:
+                if result in made:
+                    raise TraceError(f"operation {op.index} `{op.primitive}` ({op.source}) makes value {result} again")
+                made.add(result)
+        for output, path in zip(self.outputs, self.output_paths, strict=True):
+            if output not in made:
+                raise TraceError(f"result {path!r} (value {output}) is never made")
+        if len(self.inputs) != len(self.input_paths):
+            raise TraceError(f"{len(self.inputs)} inputs but {len(self.input_paths)} paths")
+
+    def uses(self) -> list[list[tuple[int, int]]]:
+        """For every value the (operation, operand position) pairs that read it, in program order."""
+        uses: list[list[tuple[int, int]]] = [[] for _ in self.values]
+        for op in self.ops:
+            for position, operand in enumerate(op.operands):
+                uses[operand].append((op.index, position))
+        return uses
+
+    def producers(self) -> list[int]:
+        """For every value the operation that makes it, or -1."""
+        producers = [-1] * len(self.values)
+        for op in self.ops:
+            for result in op.results:
+                producers[result] = op.index
+        return producers

@@ -1,0 +1,111 @@
+"""Strategies: every way to cut one operation over the mesh, derived from its factor rule.
+
+A strategy assigns each mesh axis to one factor, or to none (the operation is then replicated over that axis).
+All mesh axes are assigned jointly.  They are held as arrays, one row a strategy.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from .rule import Factors, Rule
+from .spec import NONE, UNREDUCED, MeshAxes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategies:
+    """All strategies of one operation.
+
+    Attributes:
+      factors: `int16[n, n_axes]`, the factor that each axis cuts, or `NONE`.
+      operands, results: for each tensor its place array, `int8[n, n_axes]` (see `spec`).
+      shares: `float64[n]`, the part of the operation's arithmetic that one device does.
+    """
+
+    factors: np.ndarray
+    operands: tuple[np.ndarray, ...]
+    results: tuple[np.ndarray, ...]
+    shares: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.factors)
+
+    def take(self, keep: np.ndarray) -> Strategies:
+        """Only the strategies that `keep` (a mask or indices) names."""
+        return Strategies(
+            factors=self.factors[keep],
+            operands=tuple(p[keep] for p in self.operands),
+            results=tuple(p[keep] for p in self.results),
+            shares=self.shares[keep],
+        )
+
+
+def strategies(rule: Rule, axes: MeshAxes) -> Strategies:
+    """Every strategy of `rule` on the mesh that divides evenly; the fully replicated one comes first.
+
+    A dimension made of several factors (a merged reshape dimension, major first) can only be cut at a minor
+    factor when every more major factor of that dimension is cut completely: otherwise the local piece would
+    not be contiguous and no PartitionSpec says it.
+    """
+    n_axes = len(axes)
+    choices = [
+        [NONE]
+        + [
+            f
+            for f, extent in enumerate(rule.sizes)
+            if size > 1 and f not in rule.need_replication and extent % size == 0 and extent >= size
+        ]
+        for _, size in axes
+    ]
+    tensors = rule.operands + rule.results
+    rows = [row for row in itertools.product(*choices) if _representable(row, rule, axes, tensors)]
+    factors = np.array(rows, np.int16).reshape(len(rows), n_axes)
+    sizes = np.array([size for _, size in axes], np.float64)
+    shares = 1.0 / np.where(factors >= 0, sizes, 1.0).prod(axis=1) if n_axes else np.ones(len(rows))
+    return Strategies(
+        factors=factors,
+        operands=tuple(_places(t, factors, rule.reduction, result=False) for t in rule.operands),
+        results=tuple(_places(t, factors, rule.reduction, result=True) for t in rule.results),
+        shares=shares,
+    )
+
+
+def _representable(row: tuple[int, ...], rule: Rule, axes: MeshAxes, tensors: tuple[Factors, ...]) -> bool:
+    cut: dict[int, int] = {}
+    for f, (_, size) in zip(row, axes, strict=True):
+        if f >= 0:
+            cut[f] = cut.get(f, 1) * size
+    if any(rule.sizes[f] % n for f, n in cut.items()):
+        return False
+    for tensor in tensors:
+        for dim in tensor:
+            for major, minor in itertools.pairwise(dim):
+                if cut.get(minor, 1) > 1 and cut.get(major, 1) != rule.sizes[major]:
+                    return False
+            # with several axes on a merged dimension, mesh order must be the factors' order
+            if len(dim) > 1:
+                order = [dim.index(f) for f in row if f in dim]
+                if order != sorted(order):
+                    return False
+    return True
+
+
+def _places(tensor: Factors, factors: np.ndarray, reduction: frozenset[int], *, result: bool) -> np.ndarray:
+    table_size = int(max([factors.max(initial=0), *(f for d in tensor for f in d), *reduction, 0])) + 2
+    table = np.full(table_size, NONE, np.int8)
+    if result:
+        table[[*reduction]] = UNREDUCED
+    for d, names in enumerate(tensor):
+        for f in names:
+            table[f] = d
+    return np.where(factors >= 0, table[factors], NONE).astype(np.int8)
+
+
+def count(rule: Rule, axes: MeshAxes) -> int:
+    """An upper bound of how many strategies there are, without making them."""
+    free = len(rule.sizes) - len(rule.need_replication)
+    return math.prod(1 + free for _, size in axes if size > 1)
