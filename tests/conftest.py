@@ -1,0 +1,96 @@
+"""What every test stands on: eight forced host devices, meshes over them, compile-only TPU topologies.
+
+The environment is set when this file is read, before anything imports jax: jax reads it once.
+What the user's own environment already says is kept, so that a test can be rerun on real devices.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import math
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+_ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    # The timeout: eight devices share the cores there are, a loaded machine is no deadlock.
+    "XLA_FLAGS": (
+        "--xla_force_host_platform_device_count=8 --xla_cpu_collective_call_terminate_timeout_seconds=300"
+    ),
+    # An executable from another run's cache would hide what this run compiles.
+    "JAX_ENABLE_COMPILATION_CACHE": "false",
+    # libtpu as a compiler on a machine without a TPU: don't ask a metadata server, don't warn about the
+    # missing host, let several test processes load it at once.
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5p-16",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
+for _name, _value in _ENVIRONMENT.items():
+    os.environ.setdefault(_name, _value)
+
+from hypothesis import settings  # noqa: E402  (after the environment: nothing may import jax before it)
+
+# The same examples in every run, and no deadline: what a first call takes is compilation.
+settings.register_profile("jaxplan", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("jaxplan")
+
+
+def _host_mesh(**sizes: int) -> Mesh:
+    """A mesh of Auto axes over the first devices; fails, naming the cause, where there are too few."""
+    import jax
+    import numpy as np
+
+    needed = math.prod(sizes.values())
+    devices = jax.devices()
+    if len(devices) < needed:
+        pytest.fail(
+            f"mesh {sizes} needs {needed} devices and jax has {len(devices)} ({devices[0].platform}): "
+            f"XLA_FLAGS={os.environ['XLA_FLAGS']!r} has no --xla_force_host_platform_device_count={needed}, "
+            "or jax was started before tests/conftest.py was read"
+        )
+    return jax.sharding.Mesh(np.array(devices[:needed]).reshape(tuple(sizes.values())), tuple(sizes))
+
+
+@pytest.fixture(scope="session")
+def mesh_8() -> Mesh:
+    """One axis over all the devices."""
+    return _host_mesh(data=8)
+
+
+@pytest.fixture(scope="session")
+def mesh_4x2() -> Mesh:
+    """Two axes of different sizes, so that a swapped axis is seen."""
+    return _host_mesh(data=4, model=2)
+
+
+@pytest.fixture(scope="session")
+def mesh_2x2x2() -> Mesh:
+    """Three axes, of equal sizes: only their names tell them apart."""
+    return _host_mesh(data=2, fsdp=2, model=2)
+
+
+@functools.cache
+def _tpu_topology(name: str) -> Any:
+    from jax.experimental import topologies
+
+    return topologies.get_topology_desc(topology_name=name, platform="tpu")
+
+
+@pytest.fixture(scope="session")
+def tpu_topology() -> Callable[[str], Any]:
+    """`tpu_topology("v5e:2x4").devices`: compile-only devices; mark the test `aot_tpu`.
+
+    Skipped where libtpu is not installed. Where it is and can't describe the topology, that is a failure.
+    """
+    if importlib.util.find_spec("libtpu") is None:
+        pytest.skip("libtpu is not installed: `pip install -e .[tpu-aot]` brings it (x86-64 Linux only)")
+    return _tpu_topology
