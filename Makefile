@@ -1,0 +1,89 @@
+# jaxplan: every command that the README names. `make` alone lists them.
+#
+# Variables: PYTHON (which Python makes the environment), VENV (where it lives), PYTEST_ARGS (what pytest is
+# told besides), EXTRAS (what is installed besides jaxplan itself).
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VENV ?= .venv
+EXTRAS ?= test,tpu-aot
+# Without libtpu, for machines that it isn't made for.
+EXTRAS_PORTABLE := test
+# Each worker holds eight devices and its own compiled programs: more than four only eat memory.
+PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile
+
+# The first Python that runs, is new enough and can make environments; a name on PATH alone proves none of it.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
+	if $$p -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; \
+	then echo $$p; break; fi; done)
+
+BIN := $(VENV)/bin
+# Written last: an environment without it was interrupted, and is completed by the next command.
+STAMP := $(VENV)/.complete
+PYTEST := $(BIN)/python -m pytest
+# models/ and experiments/ are used from the repository.
+RUN := PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/python
+
+.PHONY: help
+help: ## List these commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+.PHONY: venv
+venv: $(STAMP) ## Make the environment in .venv (every command does so when it is missing)
+
+$(STAMP): pyproject.toml
+	@python="$(PYTHON)"; if [ -z "$$python" ]; then \
+		echo "No Python >= 3.11 with the venv module was found. Install one, or name it: make PYTHON=/path/to/python" >&2; \
+		exit 1; fi; \
+	echo "Making $(VENV) with $$($$python --version): a few minutes the first time"; \
+	$$python -m venv $(VENV)
+	@install() { $(BIN)/python -m pip install --disable-pip-version-check -e ".[$$1]" \
+		| sed -un 's/^Collecting \([A-Za-z0-9_.-]*\).*/  \1/p; s/^Successfully installed.*/  done/p'; }; \
+	if ! install "$(EXTRAS)"; then \
+		echo "[$(EXTRAS)] could not be installed: without libtpu now, so tests marked aot_tpu will be skipped" >&2; \
+		install "$(EXTRAS_PORTABLE)"; fi
+	@touch $@
+
+.PHONY: demo
+demo: $(STAMP) ## Train a small Llama-style model on real text over 8 forced host devices, planned by jaxplan
+	@$(RUN) experiments/demo/run.py
+
+.PHONY: test
+test: lint contract types ## Lint, import contract, types and every test that takes seconds
+	$(PYTEST) $(PYTEST_ARGS)
+
+.PHONY: test-slow
+test-slow: $(STAMP) ## The tests that take minutes
+	$(PYTEST) $(PYTEST_ARGS) -m slow
+
+.PHONY: test-aot
+test-aot: $(STAMP) ## Everything that is compiled for TPU and GPU meshes, without either
+	$(PYTEST) $(PYTEST_ARGS) -m "aot_tpu or aot_gpu or aot_broad"
+
+.PHONY: lint
+lint: $(STAMP) ## ruff
+	$(BIN)/ruff check .
+
+.PHONY: contract
+contract: $(STAMP) ## The layers of pyproject.toml: who may import whom
+	$(BIN)/lint-imports --no-cache
+
+.PHONY: types
+types: $(STAMP) ## mypy
+	$(BIN)/mypy
+
+.PHONY: bench
+bench: $(STAMP) ## Rerun the figures that the README gives
+	@$(RUN) experiments/bench/run.py
+
+.PHONY: format
+format: $(STAMP) ## Sort imports and format the code
+	$(BIN)/ruff check --select I --fix .
+	$(BIN)/ruff format .
+
+.PHONY: clean
+clean: ## Remove what the commands made (caches, out/, build/), but not .venv
+	rm -rf build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find jaxplan models tests experiments -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
