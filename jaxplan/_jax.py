@@ -1,0 +1,121 @@
+"""The only file that touches jax's private modules, and what differs between the jax versions we support.
+
+Every private name stands here with the versions it was run on.  Where two versions disagree, the callers see
+one form:
+
+- jaxprs: 0.10 has `ClosedJaxpr` around `Jaxpr`, 0.12 one class `Jaxpr`: `as_closed`;
+- `scan`: 0.10 counts operands in `num_consts`, `num_carry`, 0.12 in the tree `ft_in`: `scan_signature`.
+"""
+
+from __future__ import annotations
+
+import os.path
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+# Run on jax 0.10.2 and 0.12.0.1: how many bits an element takes, sub-byte types included.
+from jax._src.dtypes import itemsize_bits as _itemsize_bits
+
+# Run on jax 0.10.2 and 0.12.0.1: an MLIR context that knows StableHLO, CHLO, MHLO and Shardy.
+from jax._src.interpreters.mlir import make_ir_context as _make_ir_context
+
+# Run on jax 0.10.2 and 0.12.0.1: MLIR's own Python bindings; jaxlib registers Shardy's passes with them.
+from jax._src.lib.mlir import ir as ir
+from jax._src.lib.mlir import passmanager as _passmanager
+
+# Run on jax 0.10.2 and 0.12.0.1: the frame of a traceback that is neither jax's nor a registered library's.
+from jax._src.source_info_util import user_frame as _user_frame
+from jax.extend.core import ClosedJaxpr as ClosedJaxpr
+from jax.extend.core import DropVar as DropVar
+from jax.extend.core import Literal as Literal
+from jax.extend.core import Var as Var
+from jax.extend.core import subjaxprs as _subjaxprs
+
+
+class ScanSignature(NamedTuple):
+    """What a `scan` equation does with its operands `[*consts, *carry, *xs]` and results `[*carry, *ys]`.
+
+    Attributes:
+      n_consts, n_carry: how many operands are constants of the loop, how many are its carry.
+      length: iterations.
+      jaxpr: the body, `[*consts, *carry, *x] -> [*carry, *y]`; read it with `as_closed`.
+    """
+
+    n_consts: int
+    n_carry: int
+    length: int
+    jaxpr: Any
+
+
+def scan_signature(eqn: Any) -> ScanSignature:
+    """The signature of a `scan` equation, on every supported jax."""
+    params = eqn.params
+    if "num_carry" in params:  # jax 0.10
+        n_consts, n_carry = params["num_consts"], params["num_carry"]
+    else:  # jax 0.12: a tree of (consts, carry, xs), whose leaves are the operands in order
+        n_consts, n_carry, _ = (len(part) for part in params["ft_in"].unpack())
+    return ScanSignature(n_consts, n_carry, int(params["length"]), params["jaxpr"])
+
+
+def as_closed(jaxpr: Any) -> tuple[Any, tuple[Any, ...]]:
+    """`(jaxpr, consts)` of a `ClosedJaxpr` or a `Jaxpr`; `consts` go with `jaxpr.constvars`.
+
+    An open `Jaxpr` (a `remat` body in jax 0.10) has no constants.
+    """
+    return getattr(jaxpr, "jaxpr", jaxpr), tuple(getattr(jaxpr, "consts", ()))
+
+
+def subjaxprs(jaxpr: Any) -> Iterator[Any]:
+    """The jaxprs that stand in the parameters of `jaxpr`'s equations, one level down, in order."""
+    yield from _subjaxprs(as_closed(jaxpr)[0])
+
+
+def source_of(eqn: Any) -> str:
+    """Where the user wrote an equation: `"model.py:12 (forward)"`, or `"unknown"`.
+
+    The file's name without its folder, so that the same program gives the same words on every machine.
+    """
+    traceback = eqn.source_info.traceback
+    frame = None if traceback is None else _user_frame(traceback)
+    if frame is None:
+        return "unknown"
+    return f"{os.path.basename(frame.file_name)}:{frame.start_line} ({frame.function_name})"
+
+
+def is_key_dtype(dtype: Any) -> bool:
+    """Whether `dtype` is a typed random key (`key<fry>` and its like)."""
+    return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key))
+
+
+def dtype_bytes(dtype: Any) -> float:
+    """Bytes of one element: 0.5 for int4, 1 for bool and fp8, 8 for a threefry key.
+
+    Sub-byte types are counted packed, as XLA stores them on TPU and GPU.
+    """
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        return float(dtype.itemsize)
+    return _itemsize_bits(jax.numpy.dtype(dtype)) / 8
+
+
+def parse_module(text: str) -> Any:
+    """A fresh MLIR module parsed from StableHLO text: passes on it change nothing else."""
+    context = _make_ir_context()
+    with context:
+        return ir.Module.parse(text, context=context)
+
+
+def module_text(module: Any) -> str:
+    """The text of an MLIR module with its locations, where `jax.named_scope` writes its names."""
+    return str(module.operation.get_asm(enable_debug_info=True))
+
+
+def run_passes(module: Any, passes: Sequence[str]) -> None:
+    """Run MLIR passes on `module` in place, each once, in order; a pass on functions says `func.func(...)`.
+
+    Raises:
+      The bindings' own `MLIRError` where a pass refuses the module.
+    """
+    with module.context:
+        _passmanager.PassManager.parse(f"builtin.module({','.join(passes)})").run(module.operation)
