@@ -60,7 +60,14 @@ class Value:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Op:
-    """One operation. `operands` and `results` index `Graph.values`; `trips` is how often it runs a step."""
+    """One operation.
+
+    Attributes:
+      operands, results: indices into `Graph.values`.
+      trips: how often it runs in one step.
+      source: where the user wrote it ("model.py:12 (forward)").
+      sites: for each operand the place where its layout can be pinned for this operation alone.
+    """
 
     index: int
     primitive: str
@@ -69,8 +76,7 @@ class Op:
     results: tuple[int, ...]
     trips: float
     source: str
-    frame: tuple[int, ...]
-    equation: int
+    sites: tuple[Site, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,118 @@
+"""The price of an operation under each of its strategies, and of a collective on each mesh axis.
+
+Compute is a roofline at local shapes, so replicated work is never free.  Elementwise work is fused into its
+neighbours: only what crosses a fusion's edge (`materialised`) is read and written.  Collectives are alpha-beta on
+the link that their mesh axis runs on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..hardware import AxisLink, Profile
+from ..ir import Graph, Op
+from ..sharding import MeshAxes, Rule, Strategies, pieces
+from .collectives import collective_seconds
+from .compute import roofline_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostModel:
+    """Prices on one machine and mesh: seconds, for one run of the operation (not times its trips)."""
+
+    profile: Profile
+    axes: MeshAxes
+    links: tuple[AxisLink, ...]
+
+    def collective(self, kind: str, size_bytes: np.ndarray, axis: int) -> np.ndarray:
+        """Seconds of a collective over mesh axis number `axis`; see `collectives.collective_seconds`."""
+        return np.asarray(collective_seconds(kind, size_bytes, (self.links[axis],)))
+
+    def collective_over(self, kind: str, size_bytes: float, names: Sequence[str]) -> float:
+        """Seconds of one collective over several named mesh axes."""
+        index = {name: i for i, (name, _) in enumerate(self.axes)}
+        return float(collective_seconds(kind, np.asarray(size_bytes, float), tuple(self.links[index[n]] for n in names)))
+
+    def op_seconds(self, op: Op, rule: Rule, options: Strategies, graph: Graph, stored: Sequence[bool]) -> np.ndarray:
+        """`float64[n]`: compute seconds of one run of `op` under every strategy.
+
+        Args:
+          stored: for every value whether it is materialised in memory (see `materialised`).
+        """
+        local_bytes = np.zeros(len(options))
+        tensors = list(zip(op.operands, options.operands, strict=True)) + list(
+            zip(op.results, options.results, strict=True)
+        )
+        for value, places in tensors:
+            if stored[value]:
+                local_bytes += graph.values[value].bytes / pieces(places, self.axes)
+        flops = rule.flops * options.shares
+        if op.primitive in _MOVES_A_PART:
+            return np.zeros(len(options)) if op.primitive != "scan_stack" else local_bytes * 0.5 / self._hbm_rate()
+        dtype = graph.values[op.operands[0]].dtype if op.operands else "float32"
+        seconds = np.asarray(
+            roofline_seconds(flops, local_bytes, dtype, self.profile, matmul=rule.matmul, dims=self._dims(rule, options))
+        )
+        if rule.follows:
+            # a fused operation starts no kernel of its own: no floor, only its share of the traffic
+            return np.asarray(local_bytes / self._hbm_rate())
+        return seconds
+
+    def _hbm_rate(self) -> float:
+        return self.profile.hbm_bytes_per_s * self.profile.hbm_efficiency
+
+    def _dims(self, rule: Rule, options: Strategies) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        """Local (m, n, k) of a contraction: products of the factors only in lhs, only in rhs, and reduced."""
+        if not rule.matmul or len(rule.operands) < 2:
+            return None
+        sizes = np.repeat(np.array(rule.sizes, np.float64)[None, :], len(options), axis=0)
+        for axis, (_, extent) in enumerate(self.axes):
+            chosen = options.factors[:, axis]
+            rows = np.nonzero(chosen >= 0)[0]
+            sizes[rows, chosen[rows]] /= extent
+        lhs = {f for d in rule.operands[0] for f in d}
+        rhs = {f for d in rule.operands[1] for f in d}
+        out = {f for r in rule.results for d in r for f in d}
+
+        def product(factors: set[int]) -> np.ndarray:
+            return sizes[:, sorted(factors)].prod(axis=1) if factors else np.ones(len(options))
+
+        return product((lhs & out) - rhs), product((rhs & out) - lhs), product(set(rule.reduction))
+
+
+_MOVES_A_PART = frozenset({"scan_slice", "scan_stack", "carry_init", "carry_next", "cond_join"})
+"""Our own loop operations: a slice is read by whoever uses it, a carry stays where it is; a stack is written."""
+
+
+def materialised(graph: Graph, rules: Sequence[Rule]) -> list[bool]:
+    """For every value whether it exists in memory: inputs, results and operands of operations that aren't fused.
+
+    A value between two elementwise operations lives in registers of one fused kernel.
+    """
+    stored = [False] * len(graph.values)
+    for value in (*graph.inputs, *graph.outputs, *graph.constants):
+        stored[value] = True
+    for op, rule in zip(graph.ops, rules, strict=True):
+        if rule.source:
+            continue
+        if not rule.follows:
+            for value in (*op.operands, *op.results):
+                stored[value] = True
+    sources = source_values(graph, rules)
+    return [kept and not source for kept, source in zip(stored, sources, strict=True)]
+
+
+def source_values(graph: Graph, rules: Sequence[Rule]) -> list[bool]:
+    """For every value whether it can be made anywhere in any layout at no price.
+
+    Constants, iota, broadcast scalars, and elementwise functions of nothing else.
+    """
+    source = [value.constant and value.index not in graph.constants for value in graph.values]
+    for op, rule in zip(graph.ops, rules, strict=True):
+        free = rule.source or (rule.follows and bool(op.operands) and all(source[v] for v in op.operands))
+        for value in op.results:
+            source[value] = free
+    return source

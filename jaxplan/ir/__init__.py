@@ -1,0 +1,12 @@
+"""What is computed: a step, traced to a frozen Graph."""
+
+from .graph import Graph as Graph
+from .graph import Loop as Loop
+from .graph import Op as Op
+from .graph import Site as Site
+from .graph import Value as Value
+from .liveness import Interval as Interval
+from .liveness import live_intervals as live_intervals
+from .trace import Leaf as Leaf
+from .trace import Traced as Traced
+from .trace import trace as trace

@@ -1,0 +1,256 @@
+"""A nested jaxpr -> the flat Graph: calls seen through, each loop body written once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .._jax import Literal, as_closed, dtype_bytes, scan_signature, source_of
+from .graph import Graph, Loop, Op, Site, Value
+
+CALLS: Mapping[str, str] = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "checkpoint": "jaxpr",
+    "remat2": "jaxpr",
+    "remat": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "eval_jaxpr": "jaxpr",
+}
+"""Primitives that only wrap a jaxpr, and the parameter that holds it."""
+
+
+class Flattener:
+    """Collects values and operations while it walks a jaxpr (one walk, then `graph`)."""
+
+    def __init__(self, while_trips: float) -> None:
+        self.values: list[Value] = []
+        self.ops: list[Op] = []
+        self.loops: list[Loop] = []
+        self.constants: list[int] = []
+        self.assumptions: list[str] = []
+        self.while_trips = while_trips
+        self._literals: dict[tuple[Any, ...], int] = {}
+
+    # -- values -------------------------------------------------------------------------------------------
+
+    def value(self, aval: Any, name: str, site: Site | None = None, *, constant: bool = False) -> int:
+        index = len(self.values)
+        self.values.append(
+            Value(
+                index=index,
+                shape=tuple(int(d) for d in getattr(aval, "shape", ())),
+                dtype=str(getattr(aval, "dtype", "token")),
+                item_bytes=dtype_bytes(aval.dtype) if hasattr(aval, "dtype") else 0.0,
+                name=name,
+                site=site,
+                constant=constant,
+            )
+        )
+        return index
+
+    def captured(self, aval: Any, name: str) -> int:
+        index = self.value(aval, name, constant=True)
+        self.constants.append(index)
+        return index
+
+    def read(self, env: dict[Any, int], atom: Any) -> int:
+        if not isinstance(atom, Literal):
+            return env[atom]
+        aval = atom.aval
+        key = (tuple(aval.shape), str(aval.dtype))
+        if key not in self._literals:
+            self._literals[key] = self.value(aval, "literal", constant=True)
+        return self._literals[key]
+
+    def emit(
+        self,
+        primitive: str,
+        params: Mapping[str, Any],
+        operands: Sequence[int],
+        results: Sequence[int],
+        *,
+        trips: float,
+        source: str,
+        sites: Sequence[Site],
+    ) -> None:
+        self.ops.append(
+            Op(
+                index=len(self.ops),
+                primitive=primitive,
+                params=params,
+                operands=tuple(operands),
+                results=tuple(results),
+                trips=trips,
+                source=source,
+                sites=tuple(sites),
+            )
+        )
+
+    # -- the walk -----------------------------------------------------------------------------------------
+
+    def walk(self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[int], frame: tuple[int, ...], trips: float) -> list[int]:
+        """Flatten `jaxpr` applied to values `arguments`; the values of its results."""
+        env: dict[Any, int] = {}
+        for var in jaxpr.constvars:
+            env[var] = self.captured(var.aval, f"constant{len(self.constants)}")
+        env.update(zip(jaxpr.invars, arguments, strict=True))
+        for position, eqn in enumerate(jaxpr.eqns):
+            self._equation(eqn, position, env, frame, trips)
+        return [self.read(env, atom) for atom in jaxpr.outvars]
+
+    def _equation(self, eqn: Any, position: int, env: dict[Any, int], frame: tuple[int, ...], trips: float) -> None:
+        name = eqn.primitive.name
+        operands = [self.read(env, atom) for atom in eqn.invars]
+        if name in CALLS and CALLS[name] in eqn.params:
+            jaxpr, consts = as_closed(eqn.params[CALLS[name]])
+            results = self.walk(jaxpr, consts, operands, (*frame, position), trips)
+        elif name == "scan":
+            results = self._scan(eqn, position, operands, frame, trips)
+        elif name == "while":
+            results = self._while(eqn, position, operands, frame, trips)
+        elif name == "cond":
+            results = self._cond(eqn, position, operands, frame, trips)
+        else:
+            results = [self.value(v.aval, f"{name}", Site(frame, "result", position, i)) for i, v in enumerate(eqn.outvars)]
+            sites = [Site(frame, "operand", position, i) for i in range(len(operands))]
+            self.emit(name, eqn.params, operands, results, trips=trips, source=source_of(eqn), sites=sites)
+        env.update(zip(eqn.outvars, results, strict=True))
+
+    def _carry(
+        self, inits: Sequence[int], avals: Sequence[Any], outer: tuple[int, ...], inner: tuple[int, ...],
+        position: int, offset: int, offset_inner: int, trips: float, source: str,
+    ) -> list[int]:  # fmt: skip
+        carries = []
+        for i, (init, aval) in enumerate(zip(inits, avals, strict=True)):
+            carry = self.value(aval, "carry", Site(inner, "enter", -1, offset_inner + i))
+            self.emit("carry_init", {}, [init], [carry], trips=trips, source=source,
+                      sites=[Site(outer, "operand", position, offset + i)])  # fmt: skip
+            carries.append(carry)
+        return carries
+
+    def _carry_next(self, nexts: Sequence[int], carries: Sequence[int], inner: tuple[int, ...], trips: float, source: str) -> None:
+        for i, (after, carry) in enumerate(zip(nexts, carries, strict=True)):
+            if after != carry:
+                site = Site(inner, "leave", -1, i)
+                self.emit("carry_next", {}, [after, carry], [], trips=trips, source=source, sites=[site, site])
+
+    def _scan(self, eqn: Any, position: int, operands: list[int], frame: tuple[int, ...], trips: float) -> list[int]:
+        n_consts, n_carry, length, closed = scan_signature(eqn)
+        jaxpr, consts = as_closed(closed)
+        inner, source, inside = (*frame, position), source_of(eqn), trips * length
+        first_xs = n_consts + n_carry
+        body_avals = [v.aval for v in jaxpr.invars]
+        carries = self._carry(
+            operands[n_consts:first_xs], body_avals[n_consts:first_xs], frame, inner, position, n_consts, n_consts, trips, source
+        )
+        start = len(self.ops)
+        loop = len(self.loops)
+        self.loops.append(Loop(start=start, stop=start, trips=length, kind="scan", source=source))
+        slices = []
+        for i, operand in enumerate(operands[first_xs:]):
+            piece = self.value(body_avals[first_xs + i], "slice", Site(inner, "enter", -1, first_xs + i))
+            self.emit("scan_slice", {}, [operand], [piece], trips=inside, source=source,
+                      sites=[Site(frame, "operand", position, first_xs + i)])  # fmt: skip
+            slices.append(piece)
+        results = self.walk(jaxpr, consts, operands[:n_consts] + carries + slices, inner, inside)
+        self._carry_next(results[:n_carry], carries, inner, inside, source)
+        stacks = []
+        for i, result in enumerate(results[n_carry:]):
+            stack = self.value(eqn.outvars[n_carry + i].aval, "stack", Site(frame, "result", position, n_carry + i))
+            self.emit("scan_stack", {}, [result], [stack], trips=inside, source=source,
+                      sites=[Site(inner, "leave", -1, n_carry + i)])  # fmt: skip
+            stacks.append(stack)
+        self.loops[loop] = Loop(start=start, stop=len(self.ops), trips=length, kind="scan", source=source)
+        return carries + stacks
+
+    def _while(self, eqn: Any, position: int, operands: list[int], frame: tuple[int, ...], trips: float) -> list[int]:
+        n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        cond, cond_consts = as_closed(eqn.params["cond_jaxpr"])
+        body, body_consts = as_closed(eqn.params["body_jaxpr"])
+        source = source_of(eqn)
+        length = _known_trips(cond, eqn.invars[n_cond + n_body :])
+        if length is None:
+            length = self.while_trips
+            self.assumptions.append(
+                f"while loop at {source}: its trip count is not known before it runs; {length:g} iterations are "
+                "assumed (options.while_trips)"
+            )
+        inside, inner = trips * length, (*frame, position, 1)
+        first = n_cond + n_body
+        carries = self._carry(
+            operands[first:], [v.aval for v in body.invars[n_body:]], frame, inner, position, first, n_body, trips, source
+        )
+        start = len(self.ops)
+        loop = len(self.loops)
+        self.loops.append(Loop(start=start, stop=start, trips=length, kind="while", source=source))
+        self.walk(cond, cond_consts, operands[:n_cond] + carries, (*frame, position, 0), inside)
+        nexts = self.walk(body, body_consts, operands[n_cond:first] + carries, inner, inside)
+        self._carry_next(nexts, carries, inner, inside, source)
+        self.loops[loop] = Loop(start=start, stop=len(self.ops), trips=length, kind="while", source=source)
+        return carries
+
+    def _cond(self, eqn: Any, position: int, operands: list[int], frame: tuple[int, ...], trips: float) -> list[int]:
+        outcomes = []
+        frames = [(*frame, position, b) for b in range(len(eqn.params["branches"]))]
+        for branch, inner in zip(eqn.params["branches"], frames, strict=True):
+            jaxpr, consts = as_closed(branch)
+            outcomes.append(self.walk(jaxpr, consts, operands[1:], inner, trips))
+        results = []
+        for i, var in enumerate(eqn.outvars):
+            result = self.value(var.aval, "cond", Site(frame, "result", position, i))
+            sites = [Site(frame, "operand", position, 0), *(Site(inner, "leave", -1, i) for inner in frames)]
+            branches = [outcome[i] for outcome in outcomes]
+            self.emit("cond_join", {}, [operands[0], *branches], [result], trips=trips, source=source_of(eqn), sites=sites)
+            results.append(result)
+        return results
+
+
+def _known_trips(cond: Any, inits: Sequence[Any]) -> float | None:
+    """Iterations of `while i < n` with literal start and end (what `fori_loop` writes), else None."""
+    if len(cond.eqns) != 1 or cond.eqns[0].primitive.name != "lt":
+        return None
+
+    def known(atom: Any) -> float | None:
+        if isinstance(atom, Literal):
+            return float(atom.val)
+        offset = len(cond.invars) - len(inits)
+        position = cond.invars.index(atom) - offset if atom in cond.invars else -1
+        if position >= 0 and isinstance(inits[position], Literal):
+            return float(inits[position].val)
+        return None
+
+    start, stop = (known(atom) for atom in cond.eqns[0].invars)
+    return max(stop - start, 0.0) if start is not None and stop is not None else None
+
+
+def live_ops(graph: Graph) -> Graph:
+    """The graph without operations whose results nobody needs: XLA removes them, so they must not be priced."""
+    needed = set(graph.outputs)
+    keep = [False] * len(graph.ops)
+    for op in reversed(graph.ops):
+        effect = op.primitive in ("carry_next", "pure_callback", "io_callback", "debug_callback")
+        if effect or needed.intersection(op.results):
+            keep[op.index] = True
+            needed.update(op.operands)
+    renumber = [-1] * (len(keep) + 1)
+    position = 0
+    for i, kept in enumerate(keep):
+        renumber[i] = position
+        position += kept
+    renumber[len(keep)] = position
+    fields = {name: getattr(graph, name) for name in graph.__dataclass_fields__}
+    fields["ops"] = tuple(
+        Op(index=renumber[op.index], primitive=op.primitive, params=op.params, operands=op.operands,
+           results=op.results, trips=op.trips, source=op.source, sites=op.sites)
+        for op in graph.ops if keep[op.index]
+    )  # fmt: skip
+    fields["loops"] = tuple(
+        Loop(start=renumber[x.start], stop=renumber[x.stop], trips=x.trips, kind=x.kind, source=x.source)
+        for x in graph.loops
+    )
+    return Graph(**fields)

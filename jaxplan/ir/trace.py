@@ -1,0 +1,239 @@
+"""A step and its arguments -> jaxpr -> Graph: the front door of the planner."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from .._jax import as_closed
+from ..errors import TraceError
+from .flatten import Flattener, live_ops
+from .graph import Graph
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaf:
+    """One array of the step's arguments or results: tree path, shape, dtype."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traced:
+    """A traced step.
+
+    Attributes:
+      name: the function's name.
+      jaxpr, consts: the whole step; invars are the leaves of `(args, kwargs)` less the static ones.
+      in_tree: treedef of `(dynamic args, dynamic kwargs)`; out_tree: of the result.
+      inputs, outputs: the leaves in order.
+      graph: the planner's flat view.
+      fingerprint: a digest of program, constants and trees; equal for equal programs in any process of the
+        same jax version.
+    """
+
+    name: str
+    jaxpr: Any
+    consts: tuple[Any, ...]
+    in_tree: Any
+    out_tree: Any
+    inputs: tuple[Leaf, ...]
+    outputs: tuple[Leaf, ...]
+    graph: Graph
+    fingerprint: str
+
+
+def trace(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    static_argnums: Sequence[int] = (),
+    static_argnames: Sequence[str] = (),
+    donate_argnums: Sequence[int] = (),
+    while_trips: float = 16.0,
+) -> Traced:
+    """Trace `fn(*args, **kwargs)`; arrays and ShapeDtypeStructs alike, nothing is allocated.
+
+    Raises:
+      TraceError: state comes back with another shape or dtype, or an axis of `pmap`/`shard_map` is unbound.
+      Any error of the step's own, raised by jax, as it is.
+    """
+    name = getattr(fn, "__name__", type(fn).__name__)
+    # a wrapper of its own, so that jax's trace cache never hands back what another mesh context left there
+    jitted = jax.jit(fn, static_argnums=tuple(static_argnums), static_argnames=tuple(static_argnames))
+    try:
+        stage = jitted.trace(*args, **kwargs)
+    except NameError as error:
+        if "unbound axis name" not in str(error):
+            raise
+        raise TraceError(
+            f"`{name}` can't be traced: {error}\nA collective such as lax.pmean(x, 'batch') names an axis of pmap or "
+            "shard_map. Remove it: write the step for one device with the global batch, and the planner inserts "
+            "the collectives that its plan needs."
+        ) from error
+    lowered = stage.lojax
+    jaxpr, consts = as_closed(lowered.jaxpr)
+    static = {n % len(args) for n in static_argnums} if args else set()
+    dynamic_args = tuple(a for i, a in enumerate(args) if i not in static)
+    dynamic_kwargs = {k: v for k, v in sorted(kwargs.items()) if k not in static_argnames}
+    names = _argument_names(fn, len(args))
+    dynamic_names = [n for i, n in enumerate(names) if i not in static]
+    in_leaves = _named_leaves(dynamic_args, dynamic_names) + _named_leaves(
+        tuple(dynamic_kwargs.values()), list(dynamic_kwargs)
+    )
+    in_tree = jax.tree.structure((dynamic_args, dynamic_kwargs))
+    inputs = tuple(_leaf(path, var.aval) for path, var in zip(in_leaves, jaxpr.invars, strict=True))
+    out_info = stage.out_info
+    out_paths = [_path("result", key) for key, _ in jax.tree_util.tree_leaves_with_path(out_info)]
+    outputs = tuple(_leaf(path, atom.aval) for path, atom in zip(out_paths, jaxpr.outvars, strict=True))
+    aliases = _aliases(name, dynamic_args, dynamic_names, out_info, inputs, outputs)
+    donated = _donated(dynamic_args, [i for i in range(len(args)) if i not in static], donate_argnums, len(args))
+    graph = _flatten(name, jaxpr, consts, inputs, outputs, aliases, donated, while_trips)
+    return Traced(
+        name=name,
+        jaxpr=jaxpr,
+        consts=tuple(consts),
+        in_tree=in_tree,
+        out_tree=jax.tree.structure(out_info),
+        inputs=inputs,
+        outputs=outputs,
+        graph=graph,
+        fingerprint=_fingerprint(jaxpr, consts, inputs, outputs),
+    )
+
+
+def _flatten(
+    name: str, jaxpr: Any, consts: Sequence[Any], inputs: tuple[Leaf, ...], outputs: tuple[Leaf, ...],
+    aliases: tuple[tuple[int, int], ...], donated: frozenset[int], while_trips: float,
+) -> Graph:  # fmt: skip
+    flattener = Flattener(while_trips)
+    arguments = [
+        flattener.value(var.aval, leaf.path) for var, leaf in zip(jaxpr.invars, inputs, strict=True)
+    ]
+    results = flattener.walk(jaxpr, consts, arguments, (), 1.0)
+    graph = live_ops(
+        Graph(
+            name=name,
+            values=tuple(flattener.values),
+            ops=tuple(flattener.ops),
+            inputs=tuple(arguments),
+            input_paths=tuple(leaf.path for leaf in inputs),
+            outputs=tuple(results),
+            output_paths=tuple(leaf.path for leaf in outputs),
+            aliases=aliases,
+            constants=tuple(flattener.constants),
+            donated=donated,
+            loops=tuple(flattener.loops),
+            assumptions=tuple(flattener.assumptions),
+        )
+    )
+    graph.verify()
+    return graph
+
+
+def _argument_names(fn: Callable[..., Any], count: int) -> list[str]:
+    names: list[str] = []
+    try:
+        for parameter in inspect.signature(fn).parameters.values():
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+                names.append(parameter.name)
+            elif parameter.kind is parameter.VAR_POSITIONAL:
+                names.extend(f"{parameter.name}{i}" for i in range(count - len(names)))
+    except (TypeError, ValueError):  # a builtin or C callable has no signature
+        names = []
+    return (names + [f"arg{i}" for i in range(len(names), count)])[:count]
+
+
+def _path(root: str, key: Any) -> str:
+    inner = jax.tree_util.keystr(key, simple=True, separator="/")
+    return f"{root}/{inner}" if inner else root
+
+
+def _named_leaves(arguments: Sequence[Any], names: Sequence[str]) -> list[str]:
+    return [
+        _path(name, key)
+        for name, argument in zip(names, arguments, strict=True)
+        for key, _ in jax.tree_util.tree_leaves_with_path(argument)
+    ]
+
+
+def _leaf(path: str, aval: Any) -> Leaf:
+    return Leaf(path=path, shape=tuple(aval.shape), dtype=str(aval.dtype))
+
+
+def _donated(dynamic_args: Sequence[Any], positions: list[int], donate: Sequence[int], count: int) -> frozenset[int]:
+    chosen = {n % count for n in donate} if count else set()
+    donated, offset = set(), 0
+    for position, argument in zip(positions, dynamic_args, strict=True):
+        leaves = len(jax.tree.leaves(argument))
+        if position in chosen:
+            donated.update(range(offset, offset + leaves))
+        offset += leaves
+    return frozenset(donated)
+
+
+def _aliases(
+    name: str, arguments: Sequence[Any], names: Sequence[str], out_info: Any,
+    inputs: tuple[Leaf, ...], outputs: tuple[Leaf, ...],
+) -> tuple[tuple[int, int], ...]:  # fmt: skip
+    """Pairs of an argument leaf and the result leaf that is its next value: state in, state out.
+
+    An argument comes back when the result, or one element of a tuple, list or dict of results, has the same
+    tree structure.  A lone array does so only when shape and dtype agree too.
+    """
+    parts = [out_info]
+    offsets = [0]
+    if isinstance(out_info, (tuple, list, dict)):
+        children = [out_info[k] for k in sorted(out_info)] if isinstance(out_info, dict) else list(out_info)
+        offset = 0
+        for child in children:
+            parts.append(child)
+            offsets.append(offset)
+            offset += len(jax.tree.leaves(child))
+    pairs: list[tuple[int, int]] = []
+    taken: set[int] = set()
+    first = 0
+    for argument, argument_name in zip(arguments, names, strict=True):
+        structure = jax.tree.structure(argument)
+        size = structure.num_leaves
+        for part, offset in zip(parts, offsets, strict=True):
+            if size == 0 or jax.tree.structure(part) != structure or taken & set(range(offset, offset + size)):
+                continue
+            mine, theirs = inputs[first : first + size], outputs[offset : offset + size]
+            drift = [(a, b) for a, b in zip(mine, theirs, strict=True) if (a.shape, a.dtype) != (b.shape, b.dtype)]
+            if drift and (size == 1 or 2 * len(drift) > size):
+                continue  # not this argument's next value: it only happens to have the same structure
+            if drift:
+                lines = "\n".join(
+                    f"  {a.path}: goes in as {a.dtype}{list(a.shape)}, comes out as {b.dtype}{list(b.shape)}" for a, b in drift
+                )
+                raise TraceError(
+                    f"state `{argument_name}` of `{name}` comes back changed, so it can be neither donated nor kept on one "
+                    f"sharding, and the second step would compile again:\n{lines}\nCast or reshape these leaves in the "
+                    "step so that they come out as they went in."
+                )
+            pairs += [(first + i, offset + i) for i in range(size)]
+            taken |= set(range(offset, offset + size))
+            break
+        first += size
+    return tuple(pairs)
+
+
+def _fingerprint(jaxpr: Any, consts: Sequence[Any], inputs: tuple[Leaf, ...], outputs: tuple[Leaf, ...]) -> str:
+    digest = hashlib.sha256()
+    digest.update(str(jaxpr).encode())
+    for const in consts:
+        array = np.asarray(jax.random.key_data(const) if jax.dtypes.issubdtype(const.dtype, jax.dtypes.extended) else const)
+        digest.update(f"{array.dtype}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    digest.update(repr((inputs, outputs)).encode())
+    return digest.hexdigest()[:32]

@@ -1,0 +1,169 @@
+"""The Plan: where every tensor lies, what it costs and why.  A frozen value; nothing here knows a solver."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jax.sharding import PartitionSpec
+
+from ..ir import Site
+from ..sharding import Layout, MeshAxes
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorPlan:
+    """One argument or result leaf.
+
+    Attributes:
+      path: tree path, "state/params/layer_0/kernel".
+      layout: how it lies on the mesh.
+      bytes: of the whole tensor; local_bytes: of one device's piece.
+      alias: path of the argument that this result is the next value of (and the other way round), or "".
+      kind: "parameter", "optimizer", "state" (comes back, neither of the two), "batch" (an argument that does not
+        come back) or "result".
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    layout: Layout
+    bytes: int
+    local_bytes: int
+    alias: str = ""
+    kind: str = "batch"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constraint:
+    """A layout pinned inside the step with `with_sharding_constraint`.
+
+    Attributes:
+      site: where in the nested jaxpr; layout: what is pinned; source: the user's line; primitive: the operation
+      whose operand or result it is; why: "reshard" (planned communication), "sum" (a pending sum is finished
+      here) or "propagation" (the partitioner would have chosen otherwise by itself).
+    """
+
+    site: Site
+    layout: Layout
+    source: str
+    primitive: str
+    shape: tuple[int, ...]
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedCollective:
+    """One communication of the step as the partitioner inserts it.
+
+    Attributes:
+      kind: all_gather, all_reduce, reduce_scatter, all_to_all or collective_permute.
+      axes: mesh axes it runs over.
+      bytes: of the larger local buffer on one device, one run.
+      wire_bytes: what one device sends, one run.
+      trips: how often it runs in a step.
+      seconds_s: of all its runs in a step.
+      where: source line; primitive: the operation it belongs to.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    bytes: int
+    wire_bytes: int
+    trips: float
+    seconds_s: float
+    where: str
+    primitive: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanCost:
+    """Predicted cost of one step on one device.
+
+    Attributes:
+      step_s: the whole step; compute_s: its computation; comm_s: communication, before overlap;
+        exposed_comm_s: the part of it that computation doesn't hide (step_s = compute_s + exposed_comm_s).
+      comm_s_by_axis, comm_bytes_by_axis: per mesh axis (a collective over several axes is named "a+b").
+      comm_bytes: bytes one device sends in a step.
+      peak_bytes: most memory alive at once; peak_parts: what it is made of (parameters, optimizer state, ...);
+        peak_where: the operation at which it is reached.
+      termination: "optimal", "feasible", "time_limit", "interrupted" or "template"; bound_s: no plan of the
+        model's space is faster than this; gap: (objective - bound) / objective; objective_s: the search's own
+        objective of the chosen plan.
+      search_s: wall time of the search; not kept in files.
+    """
+
+    step_s: float
+    compute_s: float
+    comm_s: float
+    exposed_comm_s: float
+    comm_s_by_axis: Mapping[str, float]
+    comm_bytes: int
+    comm_bytes_by_axis: Mapping[str, int]
+    peak_bytes: int
+    peak_parts: Mapping[str, int]
+    peak_where: str
+    termination: str
+    objective_s: float
+    bound_s: float
+    gap: float
+    search_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alternative:
+    """Another layout of one tensor: the objective when it is forced and its neighbours adapt, and the peak then."""
+
+    layout: Layout
+    objective_s: float
+    fits: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How a step is sharded over a mesh.
+
+    Attributes:
+      name: of the step; fingerprint: digest of its program; axes: the mesh; device_kind and hardware: what it was
+        planned for; budget_bytes: memory limit a device.
+      inputs, outputs: leaves in tree order; positional: how many of the inputs belong to positional arguments.
+      constraints, collectives, cost, warnings, assumptions: see their types.
+      alternatives: by input path, the other layouts of that leaf and what they would cost.
+      templates: named hand-written plans and their predicted step_s (inf never: a template that does not fit is
+        absent).
+      search: which search made it; jax_version: which jax it was checked with.
+      mesh: the mesh itself; in_tree, out_tree: treedefs of (args, kwargs) and of the result.  None in a plan read
+        from a file until it is bound.
+    """
+
+    name: str
+    fingerprint: str
+    axes: MeshAxes
+    device_kind: str
+    hardware: str
+    budget_bytes: int
+    inputs: tuple[TensorPlan, ...]
+    outputs: tuple[TensorPlan, ...]
+    constraints: tuple[Constraint, ...]
+    collectives: tuple[PlannedCollective, ...]
+    cost: PlanCost
+    warnings: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()
+    alternatives: Mapping[str, tuple[Alternative, ...]] = field(default_factory=dict)
+    templates: Mapping[str, float] = field(default_factory=dict)
+    search: str = "ilp"
+    jax_version: str = ""
+    mesh: Any = field(default=None, compare=False, repr=False)
+    in_tree: Any = field(default=None, compare=False, repr=False)
+    out_tree: Any = field(default=None, compare=False, repr=False)
+
+    @property
+    def specs(self) -> dict[str, PartitionSpec]:
+        """PartitionSpec of every argument leaf, by tree path."""
+        return {tensor.path: tensor.layout.spec() for tensor in self.inputs}
+
+    @property
+    def result_specs(self) -> dict[str, PartitionSpec]:
+        """PartitionSpec of every result leaf, by tree path."""
+        return {tensor.path: tensor.layout.spec() for tensor in self.outputs}

@@ -1,0 +1,296 @@
+"""Graph -> StrategyProblem: the decisions, their prices, and what they keep in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..cost import CostModel, materialised, source_values
+from ..ir import Graph, Op, live_intervals
+from ..ir.liveness import enclosing_stop
+from ..sharding import Rule, Strategies, all_places, pieces, reachable, reshard_table, strategies
+from .problem import Edge, Node, StrategyProblem, Usage
+from .space import Port, Space, graph_rules
+
+Allowed = Callable[[np.ndarray], np.ndarray]
+"""Rows of a place array -> mask of those that a pin leaves."""
+
+
+def build(
+    graph: Graph,
+    model: CostModel,
+    *,
+    input_pins: Mapping[int, Allowed] | None = None,
+    output_pins: Mapping[int, Allowed] | None = None,
+    limit_bytes: int | None = None,
+    max_strategies: int = 128,
+) -> Space:
+    """The StrategyProblem of `graph` on `model`'s mesh.
+
+    Args:
+      input_pins, output_pins: by position, which layouts a constraint leaves to an argument or result leaf.
+      limit_bytes: memory of one device.
+      max_strategies: of one operation; beyond it those with the least chance are not generated (see `_prune`).
+    """
+    return _Builder(graph, model, input_pins or {}, output_pins or {}, max_strategies).build(limit_bytes)
+
+
+class _Builder:
+    def __init__(
+        self, graph: Graph, model: CostModel, input_pins: Mapping[int, Allowed], output_pins: Mapping[int, Allowed], cap: int
+    ) -> None:
+        self.graph, self.model, self.axes = graph, model, model.axes
+        self.input_pins, self.output_pins, self.cap = input_pins, output_pins, cap
+        self.rules = graph_rules(graph)
+        self.source = source_values(graph, self.rules)
+        self.stored = materialised(graph, self.rules)
+        self.producers = graph.producers()
+        self.uses = graph.uses()
+        self.around = enclosing_stop(graph)
+        self.nodes: list[Node] = []
+        self.edges: list[Edge] = []
+        self.usages: list[Usage] = []
+        self.labels: list[str] = []
+        self.values: dict[int, Port] = {}
+        self.copies: dict[int, Port] = {}
+        self.reads: dict[tuple[int, int], Port] = {}
+        self.node_op: dict[int, int] = {}
+        self.node_strategies: dict[int, Strategies] = {}
+        self._cache: dict[tuple[Any, ...], Any] = {}
+
+    def build(self, limit_bytes: int | None) -> Space:
+        for position, value in enumerate(self.graph.inputs):
+            places = self._all(self.graph.values[value].shape)
+            if position in self.input_pins:
+                places = places[self.input_pins[position](places)]
+            self._value_node(value, places, self.graph.values[value].name)
+        for op, rule in zip(self.graph.ops, self.rules, strict=True):
+            self._op(op, rule)
+        outputs = self._outputs()
+        self._usages()
+        problem = StrategyProblem(
+            nodes=tuple(self.nodes), edges=tuple(self.edges), usages=tuple(self.usages), limit_bytes=limit_bytes
+        )
+        return Space(
+            problem=problem,
+            rules=self.rules,
+            values=self.values,
+            reads=self.reads,
+            outputs=outputs,
+            labels=tuple(self.labels),
+            node_op=self.node_op,
+            strategies=self.node_strategies,
+        )
+
+    # -- nodes --------------------------------------------------------------------------------------------
+
+    def _all(self, shape: tuple[int, ...]) -> np.ndarray:
+        key = ("all", shape)
+        if key not in self._cache:
+            self._cache[key] = all_places(shape, self.axes)
+        return self._cache[key]
+
+    def _node(self, costs_s: np.ndarray, label: str) -> int:
+        self.nodes.append(Node(name=label, costs_s=costs_s))
+        self.labels.append(label)
+        return len(self.nodes) - 1
+
+    def _value_node(self, value: int, places: np.ndarray, label: str) -> Port:
+        port = Port(node=self._node(np.zeros(len(places)), label), places=places)
+        self.values[value] = port
+        return port
+
+    def _op(self, op: Op, rule: Rule) -> None:
+        if op.primitive == "carry_next":
+            carry = self.values.get(op.operands[1])
+            if carry is not None:
+                self.reads[op.index, 0] = carry
+                self._read(op, 0, carry, tied=False, trips=op.trips)
+            return
+        if all(self.source[v] for v in op.results) and op.results:
+            for position, value in enumerate(op.operands):
+                if not self.source[value]:
+                    whole = np.full((1, len(self.axes)), -1, np.int8)
+                    port = Port(node=self._node(np.zeros(1), f"{op.primitive} at {op.source}"), places=whole)
+                    self.reads[op.index, position] = port
+                    self._read(op, position, port, tied=False, trips=op.trips)
+            return
+        options = self._strategies(rule)
+        costs = self._op_cost(op, rule, options)
+        node = self._node(costs, f"{op.primitive} at {op.source}")
+        self.node_op[node] = op.index
+        self.node_strategies[node] = options
+        trips = op.trips
+        if op.primitive == "scan_slice":
+            trips /= self._inner_trips(op)  # the stacked operand is resharded once, before the loop
+        for position, value in enumerate(op.operands):
+            port = Port(node=node, places=options.operands[position])
+            self.reads[op.index, position] = port
+            self._read(op, position, port, tied=rule.follows, trips=trips)
+        for position, value in enumerate(op.results):
+            self.values[value] = Port(node=node, places=options.results[position])
+            self._copy(value, rule)
+
+    def _inner_trips(self, op: Op) -> float:
+        start, stop = self.around[op.index][-1]
+        return next(x.trips for x in self.graph.loops if (x.start, x.stop) == (start, stop)) or 1.0
+
+    def _strategies(self, rule: Rule) -> Strategies:
+        key = ("strategies", id(rule))
+        if key not in self._cache:
+            options = strategies(rule, self.axes)
+            self._cache[key] = _prune(options, self.cap)
+        return self._cache[key]
+
+    def _op_cost(self, op: Op, rule: Rule, options: Strategies) -> np.ndarray:
+        kept = tuple(self.stored[v] for v in (*op.operands, *op.results))
+        dtype = self.graph.values[op.operands[0]].dtype if op.operands else ""
+        key = ("cost", id(rule), op.trips, kept, dtype, op.primitive)
+        if key not in self._cache:
+            seconds = self.model.op_seconds(op, rule, options, self.graph, self.stored)
+            self._cache[key] = np.ascontiguousarray(seconds * op.trips, np.float64)
+        return self._cache[key]
+
+    # -- edges --------------------------------------------------------------------------------------------
+
+    def _follows(self, value: int) -> bool:
+        producer = self.producers[value]
+        return producer >= 0 and self.rules[producer].follows
+
+    def _readers(self, value: int) -> list[tuple[int, int]]:
+        """Readers of a value other than the carry's own bookkeeping."""
+        ops = self.graph.ops
+        return [
+            (o, p) for o, p in self.uses[value] if not (ops[o].primitive == "carry_next" and p == 1)
+        ]
+
+    def _shares_copy(self, value: int, reader: int) -> bool:
+        """Whether a reader takes the shared copy: it runs as often as the value is made, and may reshard it."""
+        producer, op = self.producers[value], self.graph.ops[reader]
+        made = self.graph.ops[producer].trips if producer >= 0 else 1.0
+        if op.primitive == "carry_init" and producer >= 0 and self.graph.ops[producer].primitive == "scan_stack":
+            made /= self._inner_trips(self.graph.ops[producer])
+        if op.trips != made and op.primitive != "scan_slice":
+            return False
+        if producer < 0 or self._follows(value):
+            return not self.rules[reader].follows
+        return True
+
+    def _copy(self, value: int, rule: Rule) -> None:
+        readers = {o for o, _ in self._readers(value) if self._shares_copy(value, o)}
+        outputs = sum(1 for v in self.graph.outputs if v == value)
+        if len(readers) + (outputs if not rule.follows else 0) < 2 or not self.graph.values[value].shape:
+            return
+        made = self.values[value]
+        places = self._all(self.graph.values[value].shape)
+        port = Port(node=self._node(np.zeros(len(places)), f"copy of {self.labels[made.node]}"), places=places)
+        self.copies[value] = port
+        op = self.graph.ops[self.producers[value]]
+        trips = op.trips / (self._inner_trips(op) if op.primitive == "scan_stack" else 1.0)
+        self._edge(made, port, value, tied=False, trips=trips)
+
+    def _read(self, op: Op, position: int, port: Port, *, tied: bool, trips: float) -> None:
+        value = op.operands[position]
+        if self.source[value] or value not in self.values:
+            return
+        copy = self.copies.get(value)
+        if copy is not None and self._shares_copy(value, op.index):
+            made, can_tie = copy, not self._follows(value)
+        else:
+            made, can_tie = self.values[value], self._follows(value)
+        self._edge(made, port, value, tied=tied and can_tie, trips=trips)
+
+    def _edge(self, tail: Port, head: Port, value: int, *, tied: bool, trips: float) -> None:
+        if tail.node == head.node:
+            return
+        size = self.graph.values[value].bytes
+        key = ("edge", id(tail.places), id(head.places), size, trips, tied)
+        if key not in self._cache:
+            self._cache[key] = self._matrix(tail.places, head.places, size * 1.0, trips, tied)
+        costs, allowed = self._cache[key]
+        self.edges.append(Edge(tail=tail.node, head=head.node, costs_s=costs, allowed=allowed))
+
+    def _matrix(
+        self, tail: np.ndarray, head: np.ndarray, size: float, trips: float, tied: bool
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        if tied:
+            allowed = (tail[:, None, :] == head[None, :, :]).all(axis=2)
+            return np.zeros(allowed.shape), allowed
+        table = reshard_table(tail, head, size, self.axes, self.model.collective) * trips
+        allowed = reachable(tail, head)
+        return np.ascontiguousarray(table), None if allowed.all() else allowed
+
+    def _outputs(self) -> dict[int, Port]:
+        inputs_of = {out: inp for inp, out in self.graph.aliases}
+        ports: dict[int, Port] = {}
+        for position, value in enumerate(self.graph.outputs):
+            made = self.copies.get(value) or self.values.get(value)
+            if made is None:
+                continue
+            if position in inputs_of:
+                port = self.values[self.graph.inputs[inputs_of[position]]]
+            else:
+                places = self._all(self.graph.values[value].shape)
+                if position in self.output_pins:
+                    places = places[self.output_pins[position](places)]
+                port = Port(node=self._node(np.zeros(len(places)), self.graph.output_paths[position]), places=places)
+            ports[position] = port
+            self._edge(made, port, value, tied=False, trips=1.0)
+        return ports
+
+    # -- memory -------------------------------------------------------------------------------------------
+
+    def _usages(self) -> None:
+        intervals = live_intervals(self.graph)
+        end = max(len(self.graph.ops), 1)
+        aliased = {i: o for i, o in self.graph.aliases}
+        settled = {self.graph.outputs[o] for i, o in self.graph.aliases if i in self.graph.donated}
+        for position, value in enumerate(self.graph.inputs):
+            stop = end if position in aliased or position not in self.graph.donated else intervals[value].stop
+            self._usage(self.values[value], value, 0, max(stop, 1))
+        inputs = set(self.graph.inputs)
+        for value, port in self.values.items():
+            if value in inputs or not self.stored[value]:
+                continue
+            start, stop = intervals[value]
+            if value in settled:
+                # a donated argument's next value is written into its buffer, already counted to the end
+                stop = max([start + 1, *(o + 1 for o, _ in self._readers(value))])
+            producer = self.graph.ops[self.producers[value]]
+            if producer.primitive == "carry_init" and self.producers[value] >= 0:
+                start = producer.index
+            copy = self.copies.get(value)
+            if copy is not None:
+                others = [o + 1 for o, _ in self._readers(value) if not self._shares_copy(value, o)]
+                made_stop = max([start + 1, *others])
+                if producer.primitive == "scan_stack":
+                    made_stop = max(made_stop, self.around[producer.index][-1][1])
+                self._usage(port, value, start, made_stop)
+                self._usage(copy, value, made_stop, stop)
+            else:
+                self._usage(port, value, start, stop)
+
+    def _usage(self, port: Port, value: int, start: int, stop: int) -> None:
+        if stop <= start:
+            return
+        size = self.graph.values[value].bytes
+        key = ("usage", id(port.places), size)
+        if key not in self._cache:
+            self._cache[key] = np.ceil(size / pieces(port.places, self.axes)).astype(np.int64)
+        self.usages.append(Usage(node=port.node, start=start, stop=stop, bytes=self._cache[key]))
+
+
+def _prune(options: Strategies, cap: int) -> Strategies:
+    """At most `cap` strategies: those that leave the fewest axes idle, the replicated one always kept.
+
+    Only large meshes of three and more axes come here.  An operation that leaves an axis idle does that part of
+    its work several times over.
+    """
+    if len(options) <= cap:
+        return options
+    idle = (options.factors < 0).sum(axis=1)
+    order = np.argsort(idle, kind="stable")[:cap]
+    keep = np.union1d(order, np.nonzero(idle == idle.max())[0])
+    return options.take(keep)

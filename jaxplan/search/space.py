@@ -1,0 +1,96 @@
+"""The decisions of one program: which node of the StrategyProblem says the layout of which tensor.
+
+Operations that follow (elementwise and the like) are tied to each other: equal layouts, no reshard between them.
+A reshard may stand wherever a heavier operation, an argument or a loop's edge is on one side.  A tensor with
+several readers gets a *copy* node: one resharded copy that they share, as the compiler shares equal collectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..ir import Graph
+from ..sharding import OpShapes, Rule, Strategies, rule_for
+from .problem import StrategyProblem
+
+
+@dataclass(frozen=True, kw_only=True)
+class Port:
+    """A tensor's layout as a function of one node's strategy: row `s` of `places` belongs to strategy `s`."""
+
+    node: int
+    places: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """A StrategyProblem and what its nodes mean.
+
+    Attributes:
+      problem: what the search sees.
+      rules: of every operation.
+      values: port of every value at the place where it is made (absent: a source, any layout at no price).
+      reads: port of every (operation, operand position) as that operation needs it.
+      outputs: port of every result leaf (by position) that is not tied to an argument.
+      labels: for every node what it decides, in words.
+    """
+
+    problem: StrategyProblem
+    rules: tuple[Rule, ...]
+    values: Mapping[int, Port]
+    reads: Mapping[tuple[int, int], Port]
+    outputs: Mapping[int, Port]
+    labels: tuple[str, ...]
+    node_op: Mapping[int, int]
+    strategies: Mapping[int, Strategies]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """An assignment read back: the layout row of every value, operand and free result, and each op's strategy."""
+
+    values: Mapping[int, np.ndarray]
+    reads: Mapping[tuple[int, int], np.ndarray]
+    outputs: Mapping[int, np.ndarray]
+    compute_s: Mapping[int, float]
+
+
+def decide(space: Space, assignment: Sequence[int]) -> Decision:
+    """What an assignment of `space.problem` means for the program."""
+
+    def row(port: Port) -> np.ndarray:
+        return port.places[assignment[port.node]]
+
+    nodes = space.problem.nodes
+    return Decision(
+        values={v: row(port) for v, port in space.values.items()},
+        reads={key: row(port) for key, port in space.reads.items()},
+        outputs={key: row(port) for key, port in space.outputs.items()},
+        compute_s={op: float(nodes[n].costs_s[assignment[n]]) for n, op in space.node_op.items()},
+    )
+
+
+def graph_rules(graph: Graph) -> tuple[Rule, ...]:
+    """The factor rule of every operation; equal operations share one Rule object."""
+    cache: dict[tuple[object, ...], Rule] = {}
+    rules = []
+    for op in graph.ops:
+        operands = [graph.values[v] for v in op.operands]
+        results = [graph.values[v] for v in op.results]
+        shapes = OpShapes(
+            primitive=op.primitive,
+            params=op.params,
+            operands=tuple(v.shape for v in operands),
+            results=tuple(v.shape for v in results),
+            operand_dtypes=tuple(v.dtype for v in operands),
+            result_dtypes=tuple(v.dtype for v in results),
+        )
+        settings = tuple((k, repr(v)) for k, v in sorted(op.params.items()) if "jaxpr" not in k and "sharding" not in k)
+        key = (op.primitive, shapes.operands, shapes.results, shapes.operand_dtypes, shapes.result_dtypes, settings)
+        if key not in cache:
+            cache[key] = rule_for(shapes)
+        rules.append(cache[key])
+    return tuple(rules)

@@ -1,0 +1,107 @@
+"""Resharding: which collectives take a tensor from one layout to another, and their bytes.
+
+The steps are those that the partitioner takes, in its order, one mesh axis at a time: pending sums are scattered
+(reduce_scatter) or summed (all_reduce), replicated dimensions are sliced (free), cuts move between dimensions
+(all_to_all), and what is left is gathered (all_gather).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from .spec import NONE, UNREDUCED, MeshAxes, pieces
+
+Price = Callable[[str, np.ndarray, int], np.ndarray]
+"""(kind, bytes of the larger local buffer, mesh axis index) -> the price of that collective."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One collective: its kind, the mesh axis, and the bytes of its larger local buffer on one device."""
+
+    kind: str
+    axis: str
+    bytes: float
+
+
+def reachable(source: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """`bool[a, b]`: whether layout `a` of `source` can be brought to layout `b` of `target`.
+
+    Everything can be, except that no collective makes a pending sum out of a finished tensor.
+    """
+    pending = target[None, :, :] == UNREDUCED
+    return ~(pending & (source[:, None, :] != UNREDUCED)).any(axis=2)
+
+
+def reshard_table(source: np.ndarray, target: np.ndarray, size_bytes: float, axes: MeshAxes, price: Price) -> np.ndarray:
+    """`float64[a, b]`: the summed price of bringing layout `a` to layout `b`.
+
+    Args:
+      source, target: place arrays of the same tensor, `int8[a, n_axes]` and `int8[b, n_axes]`.
+      size_bytes: of the whole, unpartitioned tensor.
+      price: of one collective on one axis; called with arrays of bytes.
+    """
+    before, after = np.unique(source, axis=0, return_inverse=True), np.unique(target, axis=0, return_inverse=True)
+    table = _table(before[0], after[0], size_bytes, axes, price)
+    return table[before[1].reshape(-1)[:, None], after[1].reshape(-1)[None, :]]
+
+
+def _table(source: np.ndarray, target: np.ndarray, size_bytes: float, axes: MeshAxes, price: Price) -> np.ndarray:
+    a, b = source[:, None, :], target[None, :, :]
+    local = np.repeat((size_bytes / pieces(source, axes))[:, None], len(target), axis=1)
+    total = np.zeros_like(local)
+    moves = _moves(a, b)
+    for kind, grows in (("reduce_scatter", -1), ("all_reduce", 0), ("all_slice", -1), ("all_to_all", 0), ("all_gather", 1)):
+        for index, (_, size) in enumerate(axes):
+            if size == 1:
+                continue
+            mask = moves[kind][:, :, index]
+            if not mask.any():
+                continue
+            if grows > 0:
+                local = np.where(mask, local * size, local)
+            if kind != "all_slice":
+                total += np.where(mask, price(kind, local, index), 0.0)
+            if grows < 0:
+                local = np.where(mask, local / size, local)
+    total += _reorder(a, b, size_bytes / pieces(source, axes), axes, price)
+    return total
+
+
+def _moves(a: np.ndarray, b: np.ndarray) -> dict[str, np.ndarray]:
+    return {
+        "reduce_scatter": (a == UNREDUCED) & (b >= 0),
+        "all_reduce": (a == UNREDUCED) & (b == NONE),
+        "all_slice": (a == NONE) & (b >= 0),
+        "all_to_all": (a >= 0) & (b >= 0) & (a != b),
+        "all_gather": (a >= 0) & (b == NONE),
+    }
+
+
+def _reorder(a: np.ndarray, b: np.ndarray, local: np.ndarray, axes: MeshAxes, price: Price) -> np.ndarray:
+    """A major axis leaves or joins a dimension whose minor axis stays: the pieces must change places first."""
+    total = np.zeros((a.shape[0], b.shape[1]))
+    for minor in range(len(axes)):
+        stays = (a[:, :, minor] >= 0) & (a[:, :, minor] == b[:, :, minor])
+        for major in range(minor):
+            joins_or_leaves = (a[:, :, major] == a[:, :, minor]) != (b[:, :, major] == b[:, :, minor])
+            mask = stays & joins_or_leaves & (axes[minor][1] > 1) & (axes[major][1] > 1)
+            if mask.any():
+                total += np.where(mask, price("collective_permute", local[:, None] + 0 * total, minor), 0.0)
+    return total
+
+
+def reshard_steps(source: np.ndarray, target: np.ndarray, size_bytes: float, axes: MeshAxes) -> tuple[Step, ...]:
+    """The collectives that bring one layout (a row of a place array) to another; empty when they are equal."""
+    steps: list[Step] = []
+
+    def record(kind: str, local: np.ndarray, axis: int) -> np.ndarray:
+        if float(local.max()) > 0:
+            steps.append(Step(kind=kind, axis=axes[axis][0], bytes=float(local.flat[0])))
+        return np.zeros_like(local)
+
+    _table(source[None, :], target[None, :], size_bytes, axes, record)
+    return tuple(steps)
