@@ -1,0 +1,92 @@
+"""Seconds of local compute: a roofline with a floor.
+
+  seconds = max( flops / (peak * efficiency),  bytes / (memory rate * efficiency),  op overhead )
+
+Williams et al., "Roofline" (CACM 2009).  The peak is that of the matrix unit for a matrix product, with
+dims below its tile padded up to it (a 16-wide product costs a 128-wide one on a 128-wide unit), and of the
+vector unit for everything else.  All arguments may be NumPy arrays, one entry a strategy: a planner prices
+thousands at once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ..hardware import Profile
+
+Array = npt.NDArray[np.float64]
+Dims = tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike]
+BOUNDS: tuple[str, ...] = ("flops", "hbm", "overhead")
+
+
+def padding_factor(dims: Dims, tile: int) -> Array:
+    """How many times more arithmetic a matrix unit does because dims below its tile are padded: >= 1.
+
+    Args:
+      dims: local (m, n, k) of the product, each a number or an array; batch dims are not padded.
+      tile: `Profile.matmul_tile`.
+    """
+    factor = np.ones(())
+    for dim in dims:
+        local = np.maximum(np.asarray(dim, np.float64), 1.0)
+        factor = factor * (np.maximum(local, tile) / local)
+    return factor
+
+
+def _terms(
+    flops: npt.ArrayLike,
+    bytes: npt.ArrayLike,
+    dtype: str,
+    profile: Profile,
+    *,
+    matmul: bool,
+    dims: Dims | None,
+) -> tuple[Array, Array, float]:
+    work = np.asarray(flops, np.float64)
+    if matmul:
+        rate = profile.peak_for(dtype) * profile.matmul_efficiency
+        if dims is not None:
+            work = work * padding_factor(dims, profile.matmul_tile)
+    else:
+        rate = profile.vector_flops_per_s
+    traffic = np.asarray(bytes, np.float64)
+    return work / rate, traffic / (profile.hbm_bytes_per_s * profile.hbm_efficiency), profile.op_overhead_s
+
+
+def roofline_seconds(
+    flops: npt.ArrayLike,
+    bytes: npt.ArrayLike,
+    dtype: str,
+    profile: Profile,
+    *,
+    matmul: bool,
+    dims: Dims | None = None,
+) -> Array:
+    """Seconds of an operation on one device, of the arguments' broadcast shape.
+
+    Args:
+      flops: arithmetic of the local operation.
+      bytes: memory that it reads and writes.
+      dtype: NumPy name of the operands' dtype; decides the peak of a matrix product.
+      profile: the device.
+      matmul: runs on the matrix unit.
+      dims: of a matrix product, local (m, n, k), each a number or an array; None: no padding is priced.
+    """
+    compute_s, memory_s, floor_s = _terms(flops, bytes, dtype, profile, matmul=matmul, dims=dims)
+    return np.maximum(np.maximum(compute_s, memory_s), floor_s)
+
+
+def bound_by(
+    flops: npt.ArrayLike,
+    bytes: npt.ArrayLike,
+    dtype: str,
+    profile: Profile,
+    *,
+    matmul: bool,
+    dims: Dims | None = None,
+) -> npt.NDArray[np.str_]:
+    """Which term of `roofline_seconds` decides, of its shape: one of `BOUNDS`."""
+    compute_s, memory_s, floor_s = _terms(flops, bytes, dtype, profile, matmul=matmul, dims=dims)
+    terms = np.stack(np.broadcast_arrays(compute_s, memory_s, np.float64(floor_s)))
+    return np.array(BOUNDS)[np.argmax(terms, axis=0)]

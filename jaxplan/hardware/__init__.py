@@ -1,0 +1,12 @@
+"""What a step runs on: machines as data files with a source for every number, and their links as mesh
+axes."""
+
+from __future__ import annotations
+
+from .library import available_profiles as available_profiles
+from .library import load_profile as load_profile
+from .library import profile_for_device_kind as profile_for_device_kind
+from .profile import Link as Link
+from .profile import Profile as Profile
+from .topology import AxisLink as AxisLink
+from .topology import axis_links as axis_links

@@ -1,0 +1,142 @@
+"""One machine as a value: peaks and what of them is achieved, memory, links.  Files are read in `library.py`.
+
+A device is what `jax.devices()` lists: a whole TPU v4 or v5p chip (two cores as one), but half a TPU7x
+chip and half a K80 board.  Rates are SI and one way; peaks are dense.  Datasheet and achieved are
+different fields: a datasheet rate times its `*_efficiency` is what the cost model uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+# Which class of a profile's `peak_flops_per_s` runs a dot of a dtype, first one listed wins.  Why, by
+# platform:
+# - TPU: an f32 or f16 dot at JAX's default precision is ONE pass of the bf16 MXU (docs.jax.dev,
+#   jax.lax.Precision).
+# - GPU: an f32 dot at default precision is TF32 where the GPU has it (Ampere and later), f32 cores before.
+# - A class that a machine lacks runs in the next wider one that it has: XLA upcasts (bf16 on V100 runs as
+#   f32).
+_DOT_CLASSES: dict[str, dict[str, tuple[str, ...]]] = {
+    "tpu": {
+        "float64": (),
+        "float32": ("bf16",),
+        "bfloat16": ("bf16",),
+        "float16": ("bf16",),
+        "float8": ("fp8", "bf16"),
+        "int8": ("int8", "bf16"),
+    },
+    "gpu": {
+        "float64": ("f64",),
+        "float32": ("tf32", "f32"),
+        "bfloat16": ("bf16", "f32"),
+        "float16": ("f16", "f32"),
+        "float8": ("fp8", "bf16", "f16", "f32"),
+        "int8": ("int8", "f32"),
+    },
+    "cpu": {
+        "float64": ("f64",),
+        "float32": ("f32",),
+        "bfloat16": ("bf16", "f32"),
+        "float16": ("f16", "f32"),
+        "float8": ("f32",),
+        "int8": ("int8", "f32"),
+    },
+}
+FLOPS_CLASSES = ("f64", "f32", "tf32", "bf16", "f16", "fp8", "int8")
+
+
+def _dtype_family(dtype_name: str) -> str:
+    if dtype_name.startswith("float8"):
+        return "float8"
+    if dtype_name in ("int8", "uint8", "int4", "uint4", "int2", "uint2"):
+        return "int8"
+    if dtype_name in ("float64", "complex128"):
+        return "float64"
+    if dtype_name == "complex64":
+        return "float32"
+    return dtype_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """One level of the interconnect, seen from one device.
+
+    Attributes:
+      name: such as "nvlink", "ici", "dcn".
+      kind: "switch": a device reaches every other of the domain at `bytes_per_s`.  "torus": every device
+        has two links, one each way round, on each of `axes_count` dimensions.
+      bytes_per_s: datasheet, one direction, one device; for a torus one link.
+      efficiency: achieved share of it for large messages.
+      latency_s: one step of a ring or one hop of a torus.
+      launch_s: fixed cost of starting a collective.
+      domain_size: devices that this link joins; None for the outermost link, which joins everything.
+      axes_count, ring_max, wrap_multiple, wrap_min_devices: torus only.  Dimensions of the torus; the
+        longest ring of one dimension; a dimension closes into a ring if its length is a multiple of
+        `wrap_multiple` and the slice has at least `wrap_min_devices` devices.
+    """
+
+    name: str
+    kind: Literal["switch", "torus"]
+    bytes_per_s: float
+    efficiency: float
+    latency_s: float
+    launch_s: float
+    domain_size: int | None = None
+    axes_count: int | None = None
+    ring_max: int | None = None
+    wrap_multiple: int | None = None
+    wrap_min_devices: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """A kind of device, its memory and its links (innermost first).
+
+    Attributes:
+      name, kind: "tpu-v5e" and "tpu", "gpu" or "cpu".
+      device_kinds: the exact strings that `jax.Device.device_kind` gives for it.
+      peak_flops_per_s: dense datasheet peaks of matrix products, by class (f64, f32, tf32, bf16, f16, fp8,
+        int8).
+      matmul_efficiency: achieved share of that peak by a large matrix product.
+      matmul_tile: a product's dims are padded up to it by the matrix unit.
+      vector_flops_per_s: peak of everything that is not a matrix product.
+      hbm_bytes, reserve_bytes: memory, and what the runtime keeps of it for itself.
+      hbm_bytes_per_s, hbm_efficiency: datasheet rate of memory, and the achieved share.
+      op_overhead_s: no kernel takes less.
+      links: innermost first.
+      sources: where each number comes from, by its path: "hbm_bytes", "links.ici.bytes_per_s".
+    """
+
+    name: str
+    kind: Literal["tpu", "gpu", "cpu"]
+    device_kinds: tuple[str, ...]
+    peak_flops_per_s: Mapping[str, float] = field(hash=False)
+    matmul_efficiency: float
+    matmul_tile: int
+    vector_flops_per_s: float
+    hbm_bytes: int
+    reserve_bytes: int
+    hbm_bytes_per_s: float
+    hbm_efficiency: float
+    op_overhead_s: float
+    links: tuple[Link, ...]
+    sources: Mapping[str, str] = field(hash=False, repr=False)
+
+    @property
+    def usable_bytes(self) -> int:
+        """Memory of one device that a program may fill: `hbm_bytes - reserve_bytes`."""
+        return self.hbm_bytes - self.reserve_bytes
+
+    def peak_for(self, dtype_name: str) -> float:
+        """Datasheet FLOP/s of a matrix product whose operands have this NumPy dtype name, default precision.
+
+        See `_DOT_CLASSES` for which unit runs what.  A dtype that no matrix unit runs (int32, bool,
+        float64 on TPU) is priced at the vector rate; it is an upper bound where the hardware emulates
+        (float64 on TPU).
+        """
+        for name in _DOT_CLASSES[self.kind].get(_dtype_family(dtype_name), ()):
+            if name in self.peak_flops_per_s:
+                return self.peak_flops_per_s[name]
+        return self.vector_flops_per_s
