@@ -1,0 +1,206 @@
+"""The commands of `jaxplan`.  What was asked for goes to stdout; progress, messages and errors go to stderr.
+
+Exit codes: 0 done; 1 an error in the user's own code, with its traceback; 2 wrong arguments, an unreadable
+file or any other `JaxplanError`; 130 interrupted; 141 the reader of stdout went away.
+
+jax, the planner and the models are imported by the command that needs them, so that the others don't wait.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from ..errors import JaxplanError
+from .progress import progress
+
+EXIT_DONE = 0
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+EXIT_READER_GONE = 141  # 128 + SIGPIPE
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code; argparse's `SystemExit` for `--help` and wrong usage."""
+    arguments = _parser().parse_args(argv)
+    try:
+        arguments.command(arguments)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        _say("interrupted")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes stdout once more when it exits, and would complain again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_READER_GONE
+    except (JaxplanError, OSError) as error:
+        _say(f"{type(error).__name__}: {error}")
+        return EXIT_ERROR
+    return EXIT_DONE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="jaxplan",
+        description="Plan how to shard a JAX train step over a device mesh. No device is needed.",
+    )
+    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="print the version and exit")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    plan = commands.add_parser("plan", help="plan a step and print the plan")
+    plan.add_argument(
+        "step",
+        metavar="MODULE:FUNCTION",
+        help="a function of no arguments that returns (step, shapes); or a step, with --args; "
+        "or module:config of a module with CONFIGS and make_train_step, such as models.gpt:tiny",
+    )
+    plan.add_argument("--args", metavar="MODULE:FUNCTION", help="returns the tuple of the step's arguments")
+    plan.add_argument(
+        "--mesh", type=_mesh_axes, required=True, metavar="AXIS=SIZE,...", help="data=4,model=2"
+    )
+    plan.add_argument("--hardware", required=True, metavar="NAME", help="one that `jaxplan hardware` lists")
+    plan.add_argument("--memory", metavar="SIZE", help="budget a device, as 14GiB; default: the profile's")
+    plan.add_argument("--search", metavar="NAME", help="ilp (the default) or a template such as fsdp")
+    plan.add_argument(
+        "--donate",
+        type=_positions,
+        metavar="N,...",
+        help='positions of donated arguments; default: "", and 0 (the state) for module:config',
+    )
+    plan.add_argument("--json", type=_output, metavar="FILE", help="save the plan")
+    plan.add_argument("--html", type=_output, metavar="FILE", help="write the plan as a page")
+    plan.add_argument("--python", type=_output, metavar="FILE", help="write the plan as Python")
+    plan.set_defaults(command=_plan)
+
+    explain = commands.add_parser("explain", help="why a tensor has its spec, and what others would cost")
+    explain.add_argument("plan", type=Path, metavar="PLAN.json")
+    explain.add_argument("path", metavar="PATH", help="a tree path that the plan prints")
+    explain.set_defaults(command=_explain)
+
+    diff = commands.add_parser("diff", help="what differs between two plans")
+    diff.add_argument("before", type=Path, metavar="A.json")
+    diff.add_argument("after", type=Path, metavar="B.json")
+    diff.set_defaults(command=_diff)
+
+    hardware = commands.add_parser("hardware", help="the hardware profiles, or one with its sources")
+    hardware.add_argument("name", nargs="?", metavar="NAME", help="a profile, or the path of a .toml file")
+    hardware.set_defaults(command=_hardware)
+
+    models = commands.add_parser("models", help="what `plan` can plan of the package `models` found here")
+    models.set_defaults(command=_models)
+    return parser
+
+
+class _ShowVersion(argparse.Action):
+    """Reads the version when it is asked for: jaxplan also runs from a checkout that isn't installed."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        try:
+            version = importlib.metadata.version("jaxplan")
+        except importlib.metadata.PackageNotFoundError:
+            version = "of a checkout that is not installed"
+        parser.exit(message=f"jaxplan {version}\n")
+
+
+def _plan(arguments: argparse.Namespace) -> None:
+    import jax
+
+    import jaxplan
+
+    from .step_source import load_step
+
+    if not jax.config.jax_platforms:  # type: ignore[attr-defined]  # a setting, made when jax is imported
+        # Planning needs no accelerator: don't take one, or its memory, from whoever is using it.
+        jax.config.update("jax_platforms", "cpu")
+    with progress(f"planning {arguments.step}"):
+        source = load_step(arguments.step, arguments.args)
+        plan = jaxplan.plan(
+            source.step,
+            jax.sharding.AbstractMesh(tuple(arguments.mesh.values()), tuple(arguments.mesh)),
+            *source.shapes,
+            donate_argnums=source.donate_argnums if arguments.donate is None else arguments.donate,
+            hardware=arguments.hardware,
+            memory_budget=arguments.memory,
+            options=None if arguments.search is None else jaxplan.Options(search=arguments.search),
+        )
+    print(plan)
+    if arguments.json:
+        plan.save(arguments.json)
+        _say(f"saved {arguments.json}")
+    if arguments.html:
+        plan.to_html(arguments.html)
+        _say(f"wrote {arguments.html}")
+    if arguments.python:
+        arguments.python.write_text(plan.to_python(), encoding="utf-8")
+        _say(f"wrote {arguments.python}")
+
+
+def _explain(arguments: argparse.Namespace) -> None:
+    import jaxplan
+
+    print(jaxplan.load_plan(arguments.plan).explain(arguments.path))
+
+
+def _diff(arguments: argparse.Namespace) -> None:
+    import jaxplan
+
+    print(jaxplan.load_plan(arguments.before).diff(jaxplan.load_plan(arguments.after)))
+
+
+def _hardware(arguments: argparse.Namespace) -> None:
+    from ..hardware import available_profiles, load_profile
+    from .hardware_table import profile_page, profiles_table
+
+    if arguments.name is None:
+        print(profiles_table([load_profile(name) for name in available_profiles()]))
+    else:
+        print(profile_page(load_profile(arguments.name)))
+
+
+def _models(arguments: argparse.Namespace) -> None:
+    from .step_source import model_targets
+
+    for target in model_targets():
+        print(target)
+
+
+def _mesh_axes(text: str) -> dict[str, int]:
+    """`_mesh_axes("data=4,model=2") == {"data": 4, "model": 2}`, in the order written: major first."""
+    axes: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, size = (piece.strip() for piece in part.partition("="))
+        if not (name.isidentifier() and size.isdecimal() and int(size) > 0):
+            raise argparse.ArgumentTypeError(
+                f"{part!r} in {text!r} is not AXIS=SIZE with a size of 1 or more"
+            )
+        if name in axes:
+            raise argparse.ArgumentTypeError(f"{text!r} names axis {name!r} twice")
+        axes[name] = int(size)
+    return axes
+
+
+def _positions(text: str) -> tuple[int, ...]:
+    """`_positions("0,2") == (0, 2)`, and nothing from an empty text."""
+    parts = text.split(",") if text else []
+    if not all(part.strip().isdecimal() for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of argument positions such as 0,1")
+    return tuple(int(part) for part in parts)
+
+
+def _output(text: str) -> Path:
+    """A file to write; that its directory is missing is found now, not after minutes of planning."""
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a directory: name a file in it")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} can't be written: there is no directory {path.parent}")
+    return path
+
+
+def _say(text: str) -> None:
+    print(f"jaxplan: {text}", file=sys.stderr)
