@@ -27,7 +27,7 @@ EXIT_READER_GONE = 141  # 128 + SIGPIPE
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; argparse's `SystemExit` for `--help` and wrong usage."""
-    arguments = _parser().parse_args(argv)
+    arguments = command_parser().parse_args(argv)
     try:
         arguments.command(arguments)
         sys.stdout.flush()
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return EXIT_DONE
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="jaxplan",
         description="Plan how to shard a JAX train step over a device mesh. No device is needed.",

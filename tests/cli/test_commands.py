@@ -1,0 +1,236 @@
+"""What the command line hands to the planner, what it prints where and exits with; the planner is a recorder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import jaxplan
+from jaxplan.cli import main
+from jaxplan.errors import InfeasibleError, PlanFileError
+
+STEPS = """
+import jax, jax.numpy as jnp
+
+def step(w, x):
+    return w + x.sum()
+
+def shapes():
+    return jax.ShapeDtypeStruct((4,), jnp.float32), jax.ShapeDtypeStruct((8,), jnp.float32)
+
+def factory():
+    return step, shapes()
+"""
+
+
+class RecordedPlan:
+    """Answers as a `Plan` does, with texts that tell which question was asked."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __str__(self) -> str:
+        return f"table of {self.name}"
+
+    def save(self, path: Path) -> None:
+        Path(path).write_text("json")
+
+    def to_html(self, path: Path) -> None:
+        Path(path).write_text("html")
+
+    def to_python(self) -> str:
+        return "python"
+
+    def explain(self, path: str) -> str:
+        return f"{self.name}: why {path}"
+
+    def diff(self, other: RecordedPlan) -> str:
+        return f"{self.name} -> {other.name}"
+
+
+class Recorder:
+    """The facade's `plan`, `load_plan` and `Options`: keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def plan(self, *args: Any, **keywords: Any) -> RecordedPlan:
+        self.calls.append((args, keywords))
+        return RecordedPlan("planned")
+
+    def load_plan(self, path: Path) -> RecordedPlan:
+        return RecordedPlan(Path(path).stem)
+
+    def options(self, *, search: str) -> dict[str, str]:
+        return {"search": search}
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Recorder:
+    """A working directory that holds the module `steps_here`, and a facade that records."""
+    recorder = Recorder()
+    for name, stand_in in (
+        ("plan", recorder.plan),
+        ("load_plan", recorder.load_plan),
+        ("Options", recorder.options),
+    ):
+        monkeypatch.setattr(jaxplan, name, stand_in, raising=False)
+    (tmp_path / "steps_here.py").write_text(STEPS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "steps_here", raising=False)
+    return recorder
+
+
+def test_plan_hands_over_the_mesh_in_the_order_written(recorder: Recorder) -> None:
+    command = ["plan", "steps_here:factory", "--mesh", "model=2,data=4", "--hardware", "tpu-v5e"]
+    assert main(command) == 0
+    (step, mesh, weights, batch), keywords = recorder.calls[0]
+    assert step.__name__ == "step"
+    assert (mesh.axis_names, mesh.axis_sizes) == (("model", "data"), (2, 4))
+    assert (weights.shape, batch.shape) == ((4,), (8,))
+    assert keywords == {
+        "hardware": "tpu-v5e",
+        "memory_budget": None,
+        "donate_argnums": (),
+        "options": None,
+    }
+
+
+def test_plan_hands_over_every_option(recorder: Recorder) -> None:
+    command = [
+        "plan",
+        "steps_here:step",
+        "--args",
+        "steps_here:shapes",
+        "--mesh",
+        "data=8",
+        "--hardware",
+        "h100",
+    ]
+    assert main([*command, "--memory", "14GiB", "--search", "fsdp", "--donate", "0,1"]) == 0
+    args, keywords = recorder.calls[0]
+    assert [shape.shape for shape in args[2:]] == [(4,), (8,)]
+    assert keywords == {
+        "hardware": "h100",
+        "memory_budget": "14GiB",
+        "donate_argnums": (0, 1),
+        "options": {"search": "fsdp"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("donate", "expected"), [([], (0,)), (["--donate", ""], ()), (["--donate", "1"], (1,))]
+)
+def test_a_models_state_is_donated_unless_told_otherwise(
+    recorder: Recorder, donate: list[str], expected: tuple[int, ...]
+) -> None:
+    assert main(["plan", "models.mlp:tiny", "--mesh", "data=2", "--hardware", "cpu-host", *donate]) == 0
+    assert recorder.calls[0][1]["donate_argnums"] == expected
+
+
+def test_the_plan_goes_to_stdout_and_files_and_what_was_written_to_stderr(
+    recorder: Recorder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = ["--json", "p.json", "--html", "p.html", "--python", "p.py"]
+    assert main(["plan", "steps_here:factory", "--mesh", "data=2", "--hardware", "h100", *files]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == "table of planned\n"
+    assert [line.split()[-1] for line in printed.err.splitlines()] == ["p.json", "p.html", "p.py"]
+    assert [Path(name).read_text() for name in ("p.json", "p.html", "p.py")] == ["json", "html", "python"]
+
+
+@pytest.mark.usefixtures("recorder")
+def test_explain_and_diff_read_plan_files(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "a.json", "state/params/kernel"]) == 0
+    assert main(["diff", "a.json", "b.json"]) == 0
+    assert capsys.readouterr().out == "a: why state/params/kernel\na -> b\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--mesh", "data"], "AXIS=SIZE"),
+        (["--mesh", "data=0"], "size of 1 or more"),
+        (["--mesh", "data=2,data=4"], "names axis 'data' twice"),
+        (["--mesh", "data=2", "--donate", "state"], "argument positions"),
+        (["--mesh", "data=2", "--json", "nowhere/p.json"], "there is no directory nowhere"),
+        (["--mesh", "data=2", "--html", "."], "is a directory"),
+    ],
+)
+def test_wrong_usage_is_refused_before_anything_is_planned(
+    recorder: Recorder, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    with pytest.raises(SystemExit) as refusal:
+        main(["plan", "steps_here:factory", "--hardware", "h100", *arguments])
+    assert refusal.value.code == 2
+    assert said in capsys.readouterr().err
+    assert recorder.calls == []
+
+
+def _raising(error: BaseException) -> Callable[..., Any]:
+    def stand_in(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return stand_in
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InfeasibleError("no plan fits 1.00 GiB a device"), 2),
+        (PlanFileError("plan a.json is cut short"), 2),
+        (FileNotFoundError(2, "No such file or directory", "a.json"), 2),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+@pytest.mark.usefixtures("recorder")
+def test_expected_errors_become_one_message_and_an_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException, code: int
+) -> None:
+    monkeypatch.setattr(jaxplan, "load_plan", _raising(error), raising=False)
+    assert main(["explain", "a.json", "x"]) == code
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert (str(error) or "interrupted") in printed.err
+
+
+@pytest.mark.usefixtures("recorder")
+def test_an_error_of_the_users_own_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxplan, "plan", _raising(ZeroDivisionError("in the step")), raising=False)
+    with pytest.raises(ZeroDivisionError, match="in the step"):
+        main(["plan", "steps_here:factory", "--mesh", "data=2", "--hardware", "h100"])
+
+
+def test_an_unknown_profile_exits_with_2_and_names_those_there_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["hardware", "tpu-v5ee"]) == 2
+    assert "tpu-v5e" in capsys.readouterr().err
+
+
+def test_models_lists_only_what_plan_accepts(recorder: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models"]) == 0
+    targets = capsys.readouterr().out.split()
+    tiny = [target for target in targets if target.endswith(":tiny")]
+    assert {"models.mlp:tiny", "models.gpt:tiny"} <= set(tiny)
+    for target in tiny:
+        assert main(["plan", target, "--mesh", "data=2", "--hardware", "cpu-host"]) == 0
+    assert len(recorder.calls) == len(tiny)
+
+
+def test_a_reader_that_goes_away_is_not_an_error_message() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "jaxplan", "hardware", "tpu-v5e"]
+    try:
+        finished = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60)
+    finally:
+        os.close(writing)
+    assert (finished.returncode, finished.stderr) == (141, "")
