@@ -1,4 +1,4 @@
-"""The project from outside: what is shipped, declared and documented is what there is; house rules by machine."""
+"""The project from outside: what is shipped, declared and documented is what there is; house rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the command line hands to the planner, what it prints where and exits with; the planner is a recorder."""
+"""What the command line hands to the planner, prints where and exits with; the planner is a recorder here."""
 
 from __future__ import annotations
 
