@@ -1,0 +1,156 @@
+"""Matrix products and convolutions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..rule import OpShapes, Rule, RuleBuilder
+from .registry import register
+
+
+@register("dot_general")
+def dot_general(op: OpShapes) -> Rule:
+    """`([b,i,k],[b,k,j])->([b,i,j]) reduction={k}`; FLOPs are twice the product of the factors."""
+    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = op.params["dimension_numbers"]
+    lhs_shape, rhs_shape = op.operands
+    b = RuleBuilder()
+    lhs: list[int | None] = [None] * len(lhs_shape)
+    rhs: list[int | None] = [None] * len(rhs_shape)
+    result: list[int | None] = []
+    for left, right in zip(lhs_batch, rhs_batch, strict=True):
+        lhs[left] = rhs[right] = b.factor(lhs_shape[left])
+        result.append(lhs[left])
+    for side, shape, taken in ((lhs, lhs_shape, lhs_contract), (rhs, rhs_shape, rhs_contract)):
+        for d, extent in enumerate(shape):
+            if side[d] is None and d not in taken:
+                side[d] = b.factor(extent)
+                result.append(side[d])
+    reduction = []
+    for left, right in zip(lhs_contract, rhs_contract, strict=True):
+        lhs[left] = rhs[right] = b.factor(lhs_shape[left])
+        reduction.append(len(b.sizes) - 1)
+    return b.rule(
+        operands=[lhs, rhs],
+        results=[result],
+        reduction=reduction,
+        matmul=True,
+        flops=2.0 * math.prod(b.sizes),
+    )
+
+
+@register("ragged_dot_general")
+def ragged_dot_general(op: OpShapes) -> Rule:
+    """`([m,k],[g,k,n],[g])->([m,n]) reduction={k}`: rows in groups, each with its own matrix.
+
+    The ragged dimension and the groups stay whole: which rows a device would need is known only at run time.
+    FLOPs are those of the useful product, every row with one group's matrix.
+    """
+    numbers = op.params["ragged_dot_dimension_numbers"]
+    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = numbers.dot_dimension_numbers
+    ragged, groups = tuple(numbers.lhs_ragged_dimensions), tuple(numbers.rhs_group_dimensions)
+    lhs_shape, rhs_shape, _ = op.operands
+    b = RuleBuilder()
+    lhs: list[int | None] = [None] * len(lhs_shape)
+    rhs: list[int | None] = [None] * len(rhs_shape)
+    result: list[int | None] = []
+    whole: list[int] = []
+    reduction: list[int] = []
+    # Where the ragged dimension is contracted, the groups lead the result: [g, m, n].
+    contracted_ragged = bool(set(ragged) & set(lhs_contract))
+    if contracted_ragged:
+        whole.append(b.factor(op.results[0][0]))
+        result.append(whole[-1])
+    for left, right in zip(lhs_batch, rhs_batch, strict=True):
+        lhs[left] = rhs[right] = b.factor(lhs_shape[left])
+        result.append(lhs[left])
+        if left in ragged:
+            whole.append(len(b.sizes) - 1)
+    for d, extent in enumerate(lhs_shape):
+        if lhs[d] is None and d not in lhs_contract:
+            lhs[d] = b.factor(extent)
+            result.append(lhs[d])
+            if d in ragged:
+                whole.append(len(b.sizes) - 1)
+    for d, extent in enumerate(rhs_shape):
+        if rhs[d] is None and d not in rhs_contract and d not in groups:
+            rhs[d] = b.factor(extent)
+            result.append(rhs[d])
+    for left, right in zip(lhs_contract, rhs_contract, strict=True):
+        lhs[left] = rhs[right] = b.factor(lhs_shape[left])
+        (whole if left in ragged else reduction).append(len(b.sizes) - 1)
+    flops = 2.0 * math.prod(b.sizes[f] for f in range(len(b.sizes)) if not (contracted_ragged and f == 0))
+    for d in groups:
+        whole.append(b.factor(rhs_shape[d]))
+        rhs[d] = whole[-1]
+    return b.rule(
+        operands=[lhs, rhs, [None] * len(op.operands[2])],
+        results=[result],
+        reduction=reduction,
+        need_replication=whole,
+        matmul=True,
+        flops=flops,
+    )
+
+
+@register("conv_general_dilated")
+def conv_general_dilated(op: OpShapes) -> Rule:
+    """`([n,k,h,w],[o,k,3,3])->([n,o,h,w]) reduction={k} need_replication={h,w}`, in any dimension order.
+
+    Batch and output channels pass through, input channels are summed.  Spatial dimensions stay whole (no halo
+    exchange is proposed) unless the kernel is one point there and moves by one.  With groups, the groups are
+    the major factor of the channels that they divide, and nothing inside a group is cut.  FLOPs are two for
+    each result element, input channel of its group and point of the kernel.
+    """
+    numbers = op.params["dimension_numbers"]
+    (lhs_n, lhs_c, *lhs_space) = numbers.lhs_spec
+    (rhs_o, rhs_i, *rhs_space) = numbers.rhs_spec
+    (out_n, out_c, *out_space) = numbers.out_spec
+    lhs_shape, rhs_shape = op.operands
+    (out_shape,) = op.results
+    b = RuleBuilder()
+    lhs: list[Any] = [None] * len(lhs_shape)
+    rhs: list[Any] = [None] * len(rhs_shape)
+    out: list[Any] = [None] * len(out_shape)
+    feature_groups = int(op.params["feature_group_count"])
+    batch_groups = int(op.params["batch_group_count"])
+    reduction: list[int] = []
+    whole: list[int] = []
+    if feature_groups > 1:
+        groups, inside, made = (
+            b.factor(n) for n in (feature_groups, rhs_shape[rhs_i], rhs_shape[rhs_o] // feature_groups)
+        )
+        lhs[lhs_n] = out[out_n] = b.factor(lhs_shape[lhs_n])
+        lhs[lhs_c], rhs[rhs_i], rhs[rhs_o] = (groups, inside), inside, (groups, made)
+        out[out_c] = (groups, made)
+        whole += [inside, made]
+    elif batch_groups > 1:
+        groups, batch, made = (
+            b.factor(n) for n in (batch_groups, out_shape[out_n], rhs_shape[rhs_o] // batch_groups)
+        )
+        lhs[lhs_n], out[out_n] = (groups, batch), batch
+        rhs[rhs_o] = out[out_c] = (groups, made)
+        lhs[lhs_c] = rhs[rhs_i] = b.factor(lhs_shape[lhs_c])
+        reduction.append(lhs[lhs_c])
+        whole += [batch, made]
+    else:
+        lhs[lhs_n] = out[out_n] = b.factor(lhs_shape[lhs_n])
+        rhs[rhs_o] = out[out_c] = b.factor(rhs_shape[rhs_o])
+        lhs[lhs_c] = rhs[rhs_i] = b.factor(lhs_shape[lhs_c])
+        reduction.append(lhs[lhs_c])
+    p = op.params
+    pointwise = zip(
+        p["window_strides"], p["padding"], p["lhs_dilation"], lhs_space, rhs_space, out_space, strict=True
+    )
+    for stride, padding, dilation, d_lhs, d_rhs, d_out in pointwise:
+        if rhs_shape[d_rhs] == 1 and stride == 1 and tuple(padding) == (0, 0) and dilation == 1:
+            lhs[d_lhs] = out[d_out] = b.factor(lhs_shape[d_lhs])
+    points = math.prod(rhs_shape[d] for d in rhs_space)
+    return b.rule(
+        operands=[lhs, rhs],
+        results=[out],
+        reduction=reduction,
+        need_replication=whole,
+        matmul=True,
+        flops=2.0 * math.prod(out_shape) * rhs_shape[rhs_i] * points,
+    )

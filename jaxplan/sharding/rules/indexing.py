@@ -1,0 +1,108 @@
+"""Gather and scatter: embedding lookups, take_along_axis, and their gradients."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..rule import OpShapes, Rule, RuleBuilder
+from .registry import register
+
+
+@register("gather")
+def gather(op: OpShapes) -> Rule:
+    """`([v,d],[b,1])->([b,d]) reduction={v}`: an embedding lookup, and everything like it.
+
+    - Dimensions of the indices, and batching dimensions, pass through.
+    - Dimensions of the operand that are taken in full pass through; those taken in part stay whole.
+    - A collapsed dimension that the indices choose from is a sum: each device looks up what it holds, masks
+      the rest, and the results are added.
+    """
+    numbers = op.params["dimension_numbers"]
+    sizes = op.params["slice_sizes"]
+    operand_shape, indices_shape = op.operands
+    (result_shape,) = op.results
+    b = RuleBuilder()
+    operand: list[Any] = [None] * len(operand_shape)
+    indices: list[Any] = [None] * len(indices_shape)
+    result: list[Any] = [None] * len(result_shape)
+    batching = zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
+    for d_operand, d_indices in batching:
+        operand[d_operand] = indices[d_indices] = b.factor(operand_shape[d_operand])
+    for d in range(len(indices_shape) - 1):  # the last holds the components of one index
+        if indices[d] is None:
+            indices[d] = b.factor(indices_shape[d])
+    looked_up = [d for d in range(len(result_shape)) if d not in numbers.offset_dims]
+    for d, factor in zip(looked_up, indices, strict=False):
+        result[d] = factor
+    outside = set(numbers.collapsed_slice_dims) | set(numbers.operand_batching_dims)
+    window = [d for d in range(len(operand_shape)) if d not in outside]
+    for d_operand, d_result in zip(window, sorted(numbers.offset_dims), strict=True):
+        if sizes[d_operand] == operand_shape[d_operand]:
+            operand[d_operand] = result[d_result] = b.factor(operand_shape[d_operand])
+    reduction = []
+    for d in numbers.collapsed_slice_dims:
+        if d in numbers.start_index_map:
+            operand[d] = b.factor(operand_shape[d])
+            reduction.append(operand[d])
+    return b.rule(operands=[operand, indices], results=[result], reduction=reduction)
+
+
+_COMBINERS = {
+    "scatter": "",
+    "scatter-add": "sum",
+    "scatter_add": "sum",
+    "scatter-sub": "sum",
+    "scatter_sub": "sum",
+    "scatter-mul": "prod",
+    "scatter_mul": "prod",
+    "scatter-min": "min",
+    "scatter_min": "min",
+    "scatter-max": "max",
+    "scatter_max": "max",
+}
+
+
+@register(*_COMBINERS)
+def scatter(op: OpShapes) -> Rule:
+    """`([v,d],[b,1],[b,d])->([v,d]) reduction={b}`: an embedding's gradient, and everything like it.
+
+    - Batching dimensions pass through, as do dimensions that an update replaces in full; those replaced in
+      part stay whole.
+    - A dimension that is scattered into passes through operand and result: each device keeps the updates that
+      fall on its part.
+    - The indices' dimensions are summed (or multiplied, ...): each device scatters its updates.  In a plain
+      `scatter` the last update wins, so there they stay whole.
+    """
+    numbers = op.params["dimension_numbers"]
+    operand_shape, indices_shape, updates_shape = op.operands
+    b = RuleBuilder()
+    operand: list[Any] = [None] * len(operand_shape)
+    indices: list[Any] = [None] * len(indices_shape)
+    updates: list[Any] = [None] * len(updates_shape)
+    batching = zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
+    for d_operand, d_indices in batching:
+        operand[d_operand] = indices[d_indices] = b.factor(operand_shape[d_operand])
+    combined = []
+    for d in range(len(indices_shape) - 1):  # the last holds the components of one index
+        if indices[d] is None:
+            indices[d] = b.factor(indices_shape[d])
+            combined.append(indices[d])
+    scattered = [d for d in range(len(updates_shape)) if d not in numbers.update_window_dims]
+    for d, factor in zip(scattered, indices, strict=False):
+        updates[d] = factor
+    outside = set(numbers.inserted_window_dims) | set(numbers.operand_batching_dims)
+    window = [d for d in range(len(operand_shape)) if d not in outside]
+    for d_operand, d_updates in zip(window, sorted(numbers.update_window_dims), strict=True):
+        if updates_shape[d_updates] == operand_shape[d_operand]:
+            operand[d_operand] = updates[d_updates] = b.factor(operand_shape[d_operand])
+    for d in numbers.inserted_window_dims:
+        if d in numbers.scatter_dims_to_operand_dims:
+            operand[d] = b.factor(operand_shape[d])
+    reducer = _COMBINERS[op.primitive]
+    return b.rule(
+        operands=[operand, indices, updates],
+        results=[operand],
+        flops=float(math.prod(updates_shape)) if reducer else 0.0,
+        **({"reduction": combined, "reducer": reducer} if reducer else {"need_replication": combined}),
+    )

@@ -1,0 +1,62 @@
+"""Random bits and keys.  A key array's shape is that of its keys, whatever a key is made of."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..rule import OpShapes, Rule, RuleBuilder
+from .registry import register
+
+_THREEFRY_FLOPS = 115.0
+"""Integer operations of one threefry-2x32 hash: 20 rounds of add, rotate (two shifts and an or) and xor,
+and five key injections of three adds each.  jax's partitionable threefry takes one hash a result element.
+Source: the algorithm as jax/_src/prng.py writes it."""
+
+
+@register("random_bits", "random_split")
+def from_keys(op: OpShapes) -> Rule:
+    """`([k])->([k,i,j])`: every device makes its own piece of the bits (or of the new keys)."""
+    b = RuleBuilder()
+    result = b.factors(op.results[0])
+    keys = result[: len(op.operands[0])]
+    return b.rule(operands=[keys], results=[result], flops=_THREEFRY_FLOPS * math.prod(op.results[0]))
+
+
+@register("random_seed", "random_clone", "random_fold_in", "random_gamma")
+def per_key(op: OpShapes) -> Rule:
+    """`([k],[k])->([k])`, scalars whole."""
+    b = RuleBuilder()
+    dims = b.factors(op.results[0])
+    return b.rule(
+        operands=[dims if shape else [] for shape in op.operands],
+        results=[dims],
+        flops=_THREEFRY_FLOPS * math.prod(op.results[0]),
+    )
+
+
+@register("random_wrap", "random_unwrap")
+def key_words(op: OpShapes) -> Rule:
+    """`([k,1])->([k])` and back: the words that make a key stay together."""
+    b = RuleBuilder()
+    rank = min(len(op.operands[0]), len(op.results[0]))
+    dims: list[Any] = b.factors(op.operands[0][:rank])
+    return b.rule(
+        operands=[dims + [None] * (len(op.operands[0]) - rank)],
+        results=[dims + [None] * (len(op.results[0]) - rank)],
+        follows=True,
+    )
+
+
+@register("rng_bit_generator", "rng_uniform")
+def generator(op: OpShapes) -> Rule:
+    """Everything whole: the backend's generator gives other bits when it is cut."""
+    b = RuleBuilder()
+    operands = [b.factors(shape) for shape in op.operands]
+    results = [b.factors(shape) for shape in op.results]
+    return b.rule(
+        operands=operands,
+        results=results,
+        need_replication=range(len(b.sizes)),
+        flops=_THREEFRY_FLOPS * max(map(math.prod, op.results)),
+    )

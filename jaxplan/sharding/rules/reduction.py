@@ -1,0 +1,146 @@
+"""Reductions, cumulative operations, windows and sorting."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..rule import OpShapes, Rule, RuleBuilder
+from .registry import register
+
+_REDUCERS = {
+    "reduce_sum": "sum",
+    "reduce_max": "max",
+    "reduce_min": "min",
+    "reduce_prod": "prod",
+    "reduce_and": "and",
+    "reduce_or": "or",
+    "reduce_xor": "xor",
+}
+
+
+@register(*_REDUCERS)
+def reduce_axes(op: OpShapes) -> Rule:
+    """`([i,j])->([i]) reduction={j}`; one FLOP per operand element."""
+    b = RuleBuilder()
+    dims = b.factors(op.operands[0])
+    axes = {int(a) for a in op.params["axes"]}
+    return b.rule(
+        operands=[dims],
+        results=[[f for d, f in enumerate(dims) if d not in axes]],
+        reduction=[dims[d] for d in axes],
+        reducer=_REDUCERS[op.primitive],
+        linear=op.primitive == "reduce_sum",
+        flops=float(math.prod(op.operands[0])),
+    )
+
+
+@register("argmax", "argmin")
+def arg_reduce(op: OpShapes) -> Rule:
+    """`([i,j])->([i]) need_replication={j}`: positions can't be combined by one collective."""
+    b = RuleBuilder()
+    dims = b.factors(op.operands[0])
+    axes = {int(a) for a in op.params["axes"]}
+    return b.rule(
+        operands=[dims],
+        results=[[f for d, f in enumerate(dims) if d not in axes]],
+        need_replication=[dims[d] for d in axes],
+        flops=float(math.prod(op.operands[0])),
+    )
+
+
+@register("reduce")
+def reduce_any(op: OpShapes) -> Rule:
+    """`([i,j],[])->([i]) need_replication={j}`: a reduction by any function, of any number of operands."""
+    count = len(op.operands) // 2
+    b = RuleBuilder()
+    dims = b.factors(op.operands[0])
+    axes = {int(a) for a in op.params["dimensions"]}
+    result = [f for d, f in enumerate(dims) if d not in axes]
+    return b.rule(
+        operands=[dims] * count + [[]] * count,
+        results=[result] * count,
+        need_replication=[dims[d] for d in axes],
+        flops=float(math.prod(op.operands[0])) * count,
+    )
+
+
+@register("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
+def cumulative(op: OpShapes) -> Rule:
+    """`([i,j])->([i,j]) need_replication={j}` along `axis`."""
+    b = RuleBuilder()
+    dims = b.factors(op.operands[0])
+    return b.rule(
+        operands=[dims],
+        results=[dims],
+        need_replication=[dims[int(op.params["axis"])]],
+        flops=float(math.prod(op.operands[0])),
+    )
+
+
+@register("sort")
+def sort(op: OpShapes) -> Rule:
+    """`([i,j],[i,j])->([i,j],[i,j]) need_replication={j}`; n log2 n comparisons each."""
+    b = RuleBuilder()
+    dims = b.factors(op.operands[0])
+    along = int(op.params["dimension"])
+    compares = math.log2(max(op.operands[0][along], 2))
+    return b.rule(
+        operands=[dims] * len(op.operands),
+        results=[dims] * len(op.results),
+        need_replication=[dims[along]],
+        flops=float(math.prod(op.operands[0])) * compares,
+    )
+
+
+@register("top_k", "approx_top_k")
+def top_k(op: OpShapes) -> Rule:
+    """`([i,j])->([i,1],[i,1]) need_replication={j}`: the k best stay whole, and what they are of."""
+    b = RuleBuilder()
+    dims = b.factors(op.operands[0])
+    along = int(op.params.get("axis", op.params.get("reduction_dimension", -1))) % len(dims)
+    kept: list[Any] = [None if d == along else f for d, f in enumerate(dims)]
+    return b.rule(
+        operands=[dims],
+        results=[kept, kept],
+        need_replication=[dims[along]],
+        flops=float(math.prod(op.operands[0])),
+    )
+
+
+def _untouched(op: OpShapes, d: int) -> bool:
+    """Whether a window leaves dimension `d` as it is: one wide, by one, without padding or dilation."""
+    p = op.params
+    dilated = any(p.get(key) and p[key][d] != 1 for key in ("base_dilation", "window_dilation"))
+    return (
+        p["window_dimensions"][d] == 1
+        and p["window_strides"][d] == 1
+        and not any(p["padding"][d])
+        and not dilated
+    )
+
+
+@register("reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min")
+def reduce_window(op: OpShapes) -> Rule:
+    """`([i,j])->([i,1])`: dimensions that the window leaves alone pass through, the others stay whole."""
+    count = len(op.results)
+    b = RuleBuilder()
+    dims: list[Any] = [b.factor(n) if _untouched(op, d) else None for d, n in enumerate(op.operands[0])]
+    return b.rule(
+        operands=[dims] * count + [[]] * (len(op.operands) - count),
+        results=[dims] * count,
+        flops=float(math.prod(op.results[0]) * math.prod(op.params["window_dimensions"])) * count,
+    )
+
+
+@register("select_and_scatter_add", "select_and_gather_add")
+def select_and_move(op: OpShapes) -> Rule:
+    """`([i,1],[i,1])->([i,1])`: max pooling's gradient and tangent; the window's dimensions stay whole."""
+    whole = op.operands[1]  # the pooled tensor; the other operand and the result have its rank
+    b = RuleBuilder()
+    dims: list[Any] = [b.factor(n) if _untouched(op, d) else None for d, n in enumerate(whole)]
+    return b.rule(
+        operands=[dims, dims],
+        results=[dims],
+        flops=float(math.prod(whole) * math.prod(op.params["window_dimensions"])),
+    )

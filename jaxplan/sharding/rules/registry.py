@@ -1,0 +1,100 @@
+"""The table from primitive to rule function, and the one way to look a rule up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from ...errors import RuleError
+from ..rule import OpShapes, Rule, RuleBuilder, parse_rule
+
+RuleFunction = Callable[[OpShapes], Rule | str]
+"""From an operation's shapes to its rule, or to the rule's text in Shardy's notation."""
+
+_RULES: dict[str, RuleFunction] = {}  # the one global that may grow after import, by `register_rule` alone
+
+
+def register(*primitives: str) -> Callable[[RuleFunction], RuleFunction]:
+    """Decorator: this function makes the rule of these primitives.
+
+    Raises:
+      RuleError: one of them has a rule already (a primitive is one rule in one place).
+    """
+
+    def add(function: RuleFunction) -> RuleFunction:
+        for primitive in primitives:
+            if primitive in _RULES:
+                raise RuleError(
+                    f"primitive `{primitive}` has two rules: {_RULES[primitive].__qualname__} and "
+                    f"{function.__qualname__}; keep one of them"
+                )
+            _RULES[primitive] = function
+        return function
+
+    return add
+
+
+def register_rule(primitive: str, fn: RuleFunction) -> None:
+    """Give a primitive a rule, or replace the one it has; for primitives of one's own.
+
+    Args:
+      primitive: the name, as a jaxpr prints it.
+      fn: from `OpShapes` to a `Rule` (see `RuleBuilder`) or to Shardy's notation, such as
+        `"([i,k],[k,j])->([i,j]) reduction={k}"`.
+
+    Raises:
+      RuleError: `primitive` is not a name or `fn` can't be called.
+    """
+    if not isinstance(primitive, str) or not primitive:
+        raise RuleError(f"register_rule: {primitive!r} is no primitive's name; give the one a jaxpr prints")
+    if not callable(fn):
+        raise RuleError(
+            f"register_rule: the rule of `{primitive}` is {fn!r}; give a function from OpShapes to a Rule "
+            "or to its text"
+        )
+    _RULES[primitive] = fn
+
+
+def registered() -> frozenset[str]:
+    """The primitives that have a rule."""
+    return frozenset(_RULES)
+
+
+def named_unknown(op: OpShapes) -> bool:
+    """Whether the operation has no rule: it is replicated at its price, and a plan's warnings name it."""
+    return op.primitive not in _RULES
+
+
+def rule_for(op: OpShapes) -> Rule:
+    """The verified rule of an operation; where there is none, every dimension replicated and `note` set.
+
+    Raises:
+      RuleError: the rule does not fit the operation's shapes, or its function returned something else.
+    """
+    function = _RULES.get(op.primitive)
+    if function is None:
+        rule = replicated(op, note="no rule: replicated")
+    else:
+        made = function(op)
+        rule = parse_rule(made, op) if isinstance(made, str) else made
+        if not isinstance(rule, Rule):
+            raise RuleError(
+                f"the rule function of `{op.primitive}` returned {made!r}; return a Rule or a text in "
+                "Shardy's notation"
+            )
+    rule.verify(op)
+    return rule
+
+
+def replicated(op: OpShapes, *, note: str) -> Rule:
+    """The rule of an operation that every device does whole; one FLOP per element of its largest tensor."""
+    b = RuleBuilder()
+    operands = [b.factors(shape) for shape in op.operands]
+    results = [b.factors(shape) for shape in op.results]
+    return b.rule(
+        operands=operands,
+        results=results,
+        need_replication=range(len(b.sizes)),
+        flops=float(max(map(math.prod, op.operands + op.results), default=0)),
+        note=note,
+    )
