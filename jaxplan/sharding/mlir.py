@@ -1,0 +1,298 @@
+"""Reads a StableHLO module with Shardy's annotations as one flat sequence of executed operations.
+
+Calls are followed at each call site, loop bodies stand once with how often they run, and every value has one
+number through calls, so that a producer and a consumer in different functions can be matched.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .._jax import ir
+
+Dims = tuple[tuple[str, ...], ...]
+"""For each dimension the axes that cut it, major first; part of an axis is `"model:(1)2"`: (pre-size)size."""
+
+_SHARDING = re.compile(r"<@[\w$.-]+, \[((?:\{[^{}]*\}(?:p\d+)?(?:, )?)*)\]")
+_DIMENSION = re.compile(r"\{([^{}]*)\}")
+_AXIS = re.compile(r'"([^"]+)"(:\(\d+\)\d+)?')
+_MESH_AXIS = re.compile(r'"([^"]+)"=(\d+)')
+_NAMED = re.compile(r'loc\((?:fused(?:<[^>]*>)?\[)?"((?:[^"\\]|\\.)*)"(?!:\d)')
+_SPLAT = re.compile(r"dense<(-?\d+)>")
+_BITS = re.compile(r"\d+")
+# MLIR spells floating point formats of 8 bits and less in capitals, NumPy with underscores.
+_SMALL_FLOAT = re.compile(r"f(\d+)(E\w+)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Visit:
+    """One executed operation.
+
+    Attributes:
+      op: the MLIR operation.
+      scope: its `jax.named_scope` path, the caller's before the callee's.
+      trips: how often it runs in one step.
+      operands, results: numbers of its values.
+      operand_layouts, layouts: the shardings of operands and results; a value without one is replicated.
+    """
+
+    op: Any
+    scope: str
+    trips: float
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    operand_layouts: tuple[Dims, ...]
+    layouts: tuple[Dims, ...]
+
+
+def mesh_sizes(module: Any) -> dict[str, int]:
+    """Axis -> size over the meshes that `module` declares, major to minor."""
+    sizes: dict[str, int] = {}
+    for op in module.body.operations:
+        if op.operation.name == "sdy.mesh":
+            for name, size in _MESH_AXIS.findall(str(op.operation.attributes["mesh"])):
+                sizes.setdefault(name, int(size))
+    return sizes
+
+
+def axes_in(text: str) -> tuple[str, ...]:
+    """The mesh axes that a Shardy attribute mentions, in its order; parts of axes as `"model:(1)2"`."""
+    return tuple(name + part for name, part in _AXIS.findall(text))
+
+
+def axis_size(axis: str, sizes: Mapping[str, int]) -> int:
+    """The size of a mesh axis or of a part of one."""
+    name, _, part = axis.partition(":(")
+    return int(part.partition(")")[2]) if part else sizes[name]
+
+
+@functools.lru_cache(maxsize=4096)
+def layouts_in(text: str) -> tuple[Dims, ...]:
+    """The shardings written in a `#sdy.sharding` or `#sdy.sharding_per_value` attribute."""
+    return tuple(
+        tuple(axes_in(dim) for dim in _DIMENSION.findall(dims)) for dims in _SHARDING.findall(text)
+    )
+
+
+def element_bits(element_type: str) -> int:
+    """Bits of one element of an MLIR element type: `f32`, `bf16`, `i4`, `f8E4M3FN`, `complex<f32>`.
+
+    `i1` takes a whole byte, as XLA's PRED does; a type without a width (a token) takes none.
+    """
+    if element_type == "i1":
+        return 8
+    bits = _BITS.search(element_type)
+    if bits is None:
+        return 0
+    return int(bits.group()) * (2 if element_type.startswith("complex") else 1)
+
+
+def numpy_name(element_type: str) -> str:
+    """The NumPy name of an MLIR element type: `f32` -> `float32`, `i1` -> `bool`."""
+    if element_type == "i1":
+        return "bool"
+    if element_type.startswith("complex"):
+        return f"complex{element_bits(element_type)}"
+    small = _SMALL_FLOAT.fullmatch(element_type)
+    if small:
+        return f"float{small.group(1)}_{small.group(2).lower()}"
+    for prefix, name in (("bf", "bfloat"), ("ui", "uint"), ("f", "float"), ("i", "int")):
+        if element_type.startswith(prefix):
+            return name + element_type.removeprefix(prefix)
+    return element_type
+
+
+def shape_of(value: Any) -> tuple[tuple[int, ...], str]:
+    """`(shape, MLIR element type)` of a value; `((), its type)` for what is no ranked tensor."""
+    kind = value.type
+    if not isinstance(kind, ir.RankedTensorType):
+        return (), str(kind)
+    return tuple(kind.shape), str(kind.element_type)
+
+
+def local_bytes(value: Any, layout: Dims, sizes: Mapping[str, int]) -> int:
+    """Bytes that one device holds of `value` under `layout`; a dimension that doesn't divide is padded."""
+    shape, element_type = shape_of(value)
+    elements = 1
+    for extent, axes in zip(shape, layout or ((),) * len(shape), strict=True):
+        elements *= -(-extent // math.prod(axis_size(axis, sizes) for axis in axes))
+    return math.ceil(elements * element_bits(element_type) / 8)
+
+
+def function_layouts(function: Any) -> tuple[tuple[Dims, ...], tuple[Dims, ...]]:
+    """Shardings of a function's arguments and of its results."""
+    arguments, results = function.type.inputs, function.type.results
+    return _layouts_of(function, "arg_attrs", arguments), _layouts_of(function, "res_attrs", results)
+
+
+def _layouts_of(function: Any, attribute: str, types: Sequence[Any]) -> tuple[Dims, ...]:
+    replicated = tuple(((),) * len(t.shape) if isinstance(t, ir.RankedTensorType) else () for t in types)
+    if attribute not in function.attributes:
+        return replicated
+    found = []
+    for attributes, otherwise in zip(function.attributes[attribute], replicated, strict=True):
+        if "sdy.sharding" in attributes:
+            found.extend(layouts_in(str(attributes["sdy.sharding"])))
+        else:
+            found.append(otherwise)
+    return tuple(found)
+
+
+def _result_layouts(op: Any) -> tuple[Dims, ...]:
+    for name in ("sdy.sharding", "out_sharding", "out_shardings", "sharding"):
+        if name in op.attributes:
+            found = layouts_in(str(op.attributes[name]))
+            if len(found) == len(op.results):
+                return found
+    return tuple(((),) * len(shape_of(result)[0]) for result in op.results)
+
+
+def scope_of(location: Any) -> str:
+    """The name stack in an MLIR location (`"jit(f)/jp7/dot_general"`), `""` when it names only a file."""
+    named = _NAMED.match(str(location))
+    return named.group(1) if named else ""
+
+
+def _joined(outer: str, inner: str) -> str:
+    if not inner or inner.startswith(outer):
+        return inner or outer
+    return f"{outer}/{inner}" if outer else inner
+
+
+def _constant(value: Any) -> int | None:
+    owner = value.owner
+    if isinstance(owner, ir.Block) or owner.name not in ("sdy.constant", "stablehlo.constant"):
+        return None
+    splat = _SPLAT.match(str(owner.attributes["value"]))
+    return int(splat.group(1)) if splat else None
+
+
+def trip_count(loop: Any) -> int | None:
+    """Iterations of a `stablehlo.while` that counts `i` from a constant to a constant, else None.
+
+    That is what jax writes for `scan` and `fori_loop`: the condition `i < stop`, the body's `i + step`.
+    """
+    condition, body = (region.blocks[0] for region in loop.regions)
+    test = condition.operations[len(condition.operations) - 1].operands[0].owner
+    if isinstance(test, ir.Block) or test.name != "stablehlo.compare":
+        return None
+    counter, stop = test.operands[0], _constant(test.operands[1])
+    if stop is None or "LT" not in str(test.attributes["comparison_direction"]):
+        return None
+    if not isinstance(counter.owner, ir.Block):
+        return None
+    position = ir.BlockArgument(counter).arg_number
+    start = _constant(loop.operands[position])
+    advance = body.operations[len(body.operations) - 1].operands[position].owner
+    if start is None or isinstance(advance, ir.Block) or advance.name != "stablehlo.add":
+        return None
+    if advance.operands[0] != body.arguments[position]:
+        return None
+    step = _constant(advance.operands[1])
+    return None if not step or step < 0 else max(-((start - stop) // step), 0)
+
+
+class Walk:
+    """One walk through `@main`: iterate over `visits()`; afterwards `warnings` tells what was assumed."""
+
+    def __init__(self, module: Any, while_trips: float) -> None:
+        self._functions = {
+            op.operation.attributes["sym_name"].value: op.operation
+            for op in module.body.operations
+            if op.operation.name == "func.func"
+        }
+        self._functions_layouts = {
+            name: function_layouts(function.opview) for name, function in self._functions.items()
+        }
+        self._while_trips = while_trips
+        self._count = 0
+        self.warnings: list[str] = []
+
+    def visits(self) -> Iterator[Visit]:
+        """Every executed operation in program order, terminators of loops and branches included."""
+        main = self._functions["main"]
+        block = main.regions[0].blocks[0]
+        arguments = [(self._number(), layout) for layout in self._functions_layouts["main"][0]]
+        yield from self._block(block, arguments, {}, "", 1.0, "")
+
+    def _number(self) -> int:
+        self._count += 1
+        return self._count
+
+    def _block(
+        self, block: Any, arguments: Sequence[tuple[int, Dims]], outer: Mapping[Any, tuple[int, Dims]],
+        scope: str, trips: float, unnamed: str,
+    ) -> Iterator[Visit]:  # fmt: skip
+        # `scope` is the caller's, which the names in this function continue; `unnamed` is for what has no name
+        env = dict(outer)
+        env.update(zip(block.arguments, arguments, strict=True))
+        for view in block.operations:
+            op = view.operation
+            name = op.name
+            own = scope_of(op.location)
+            inner = _joined(scope, own) if own else unnamed
+            operands = tuple(env[value] for value in op.operands)
+            if name == "func.call":
+                called = yield from self._call(op, operands, inner, trips)
+                env.update(zip(op.results, called, strict=True))
+                continue
+            layouts = _result_layouts(op)
+            results = tuple(self._number() for _ in op.results)
+            visit = Visit(
+                op=op,
+                scope=inner,
+                trips=trips,
+                operands=tuple(number for number, _ in operands),
+                results=results,
+                operand_layouts=tuple(layout for _, layout in operands),
+                layouts=layouts,
+            )
+            yield visit
+            if name in _REGIONS:
+                yield from self._regions(visit, env, scope)
+            env.update(zip(op.results, zip(results, layouts, strict=True), strict=True))
+
+    def _call(
+        self, op: Any, operands: Sequence[tuple[int, Dims]], scope: str, trips: float
+    ) -> Generator[Visit, None, list[tuple[int, Dims]]]:
+        callee = op.attributes["callee"].value
+        block = self._functions[callee].regions[0].blocks[0]
+        layouts = self._functions_layouts[callee]
+        arguments = [(number, layout) for (number, _), layout in zip(operands, layouts[0], strict=True)]
+        last: Visit | None = None
+        for visit in self._block(block, arguments, {}, scope, trips, scope):
+            if last is not None:
+                yield last
+            last = visit
+        assert last is not None and last.op.name == "func.return"
+        # the return itself is no use of what it returns: the caller's uses count
+        return list(zip(last.operands, layouts[1], strict=True))
+
+    def _regions(self, visit: Visit, env: Mapping[Any, tuple[int, Dims]], scope: str) -> Iterator[Visit]:
+        op, trips = visit.op, visit.trips
+        if op.name == "stablehlo.while":
+            count = trip_count(op)
+            if count is None:
+                self.warnings.append(
+                    f"the trip count of the loop `{visit.scope}` is not a constant: "
+                    f"{self._while_trips:g} is assumed"
+                )
+            trips *= self._while_trips if count is None else count
+        for region in op.regions:
+            for block in region.blocks:
+                inside = visit.layouts if op.name == "stablehlo.while" else ()
+                if op.name in ("sdy.manual_computation", "sdy.named_computation"):
+                    inside = tuple(((),) * len(shape_of(v)[0]) for v in block.arguments)
+                arguments = [(self._number(), layout) for layout in inside]
+                yield from self._block(block, arguments, env, scope, trips, visit.scope)
+
+
+# Operations whose regions are programs of their own; those of reduce, sort and scatter are about scalars.
+_REGIONS = frozenset(
+    {"stablehlo.while", "stablehlo.case", "stablehlo.if", "sdy.manual_computation", "sdy.named_computation"}
+)

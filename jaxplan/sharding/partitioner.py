@@ -1,0 +1,269 @@
+"""What the SPMD partitioner makes of a program: Shardy's own passes, run in process, no device, no compile.
+
+`partition` propagates the shardings as `jax.jit` would, makes every reshard explicit, turns reshards into
+collectives, and reads them with their axes, their bytes on one device and how often they run.  Volumes are
+the partitioner's, before the compiler combines, fuses or decomposes collectives.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from .._jax import module_text, parse_module, run_passes
+from .mlir import (
+    Dims,
+    Visit,
+    Walk,
+    axes_in,
+    axis_size,
+    function_layouts,
+    local_bytes,
+    mesh_sizes,
+    numpy_name,
+    shape_of,
+)
+
+CollectiveKind = Literal[
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute", "all_slice"
+]
+
+_PROPAGATION = ("sdy-propagation-pipeline",)
+_RESHARDS = (
+    "func.func(sdy-insert-explicit-reshards{enable-full-version=true})",
+    "func.func(sdy-reshard-to-collectives)",
+)
+_RULES = ("func.func(sdy-populate-op-sharding-rules)",)
+_RULE = re.compile(r"#sdy\.op_sharding_rule<(.*)>$")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Collective:
+    """One collective, as each device takes part in it.
+
+    Attributes:
+      kind: all_slice is a reshard that moves nothing: each device keeps a part of what it has.
+      axes: the mesh axes it runs over, in mesh order; part of an axis as `"model:(1)2"`.
+      bytes: the larger local buffer on one device: an all_gather's result, the operand of the others.
+      trips: how often it runs in one step.
+      scope: the `jax.named_scope` path of the operation that needs it.
+      shape, dtype: of its result, global.
+    """
+
+    kind: CollectiveKind
+    axes: tuple[str, ...]
+    bytes: int
+    trips: float
+    scope: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpSharding:
+    """The layouts of one operation's results after propagation.
+
+    Attributes:
+      op: the StableHLO operation, `"dot_general"`.
+      shapes: global, one a result.
+      layouts: one a result: for each dimension the mesh axes that cut it.
+      trips: how often it runs in one step.
+    """
+
+    scope: str
+    op: str
+    shapes: tuple[tuple[int, ...], ...]
+    layouts: tuple[Dims, ...]
+    trips: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partitioned:
+    """A partitioned program.
+
+    Attributes:
+      collectives, ops: in program order.
+      input_layouts, output_layouts: of the step's arguments (those that it uses) and results.
+      warnings: what had to be assumed, and reshards that no collective expresses.
+    """
+
+    collectives: tuple[Collective, ...]
+    ops: tuple[OpSharding, ...]
+    input_layouts: tuple[Dims, ...]
+    output_layouts: tuple[Dims, ...]
+    warnings: tuple[str, ...]
+
+
+def partition(module: Any, *, while_trips: float = 16.0) -> Partitioned:
+    """Partition a StableHLO module: `jit(...).lower(...).compiler_ir("stablehlo")`, or its text.
+
+    A text must be written with locations (`get_asm(enable_debug_info=True)`) for scopes to be known.  The
+    passes run on a copy.  A loop whose trip count is no constant is counted `while_trips` times, with a warning.
+    """
+    copy = parse_module(module if isinstance(module, str) else module_text(module))
+    run_passes(copy, _PROPAGATION)
+    sizes = mesh_sizes(copy)
+    propagated = Walk(copy, while_trips)
+    ops = tuple(
+        OpSharding(
+            scope=visit.scope,
+            op=visit.op.name.removeprefix("stablehlo."),
+            shapes=tuple(shape_of(result)[0] for result in visit.op.results),
+            layouts=visit.layouts,
+            trips=visit.trips,
+        )
+        for visit in propagated.visits()
+        if visit.op.name.startswith("stablehlo.") and visit.results
+    )
+    main = next(op for op in copy.body.operations if op.operation.attributes["sym_name"].value == "main")
+    inputs, outputs = function_layouts(main)
+    run_passes(copy, _RESHARDS)
+    visits = list(Walk(copy, while_trips).visits())
+    warnings = list(dict.fromkeys(propagated.warnings))
+    warnings += [
+        f"`{visit.scope}`: a reshard to {visit.layouts[0]} remains, for which there is no collective"
+        for visit in visits
+        if visit.op.name == "sdy.reshard"
+    ]
+    return Partitioned(
+        collectives=tuple(_collectives(visits, sizes)),
+        ops=ops,
+        input_layouts=inputs,
+        output_layouts=outputs,
+        warnings=tuple(warnings),
+    )
+
+
+def shardy_rules(module: Any) -> list[tuple[str, str]]:
+    """`(operation, rule)` in program order: the factor rules that the partitioner itself will apply.
+
+    Rules are in Shardy's notation: `"([i, k], [k, j])->([i, j]) {i=16, j=8, k=32} reduction={k}"`; operations
+    without one are left out.
+    """
+    copy = parse_module(module if isinstance(module, str) else module_text(module))
+    run_passes(copy, _RULES)
+    rules = []
+    for visit in Walk(copy, 1.0).visits():
+        if "sdy.sharding_rule" in visit.op.attributes:
+            rule = _RULE.match(str(visit.op.attributes["sdy.sharding_rule"]))
+            assert rule is not None
+            rules.append((visit.op.name.removeprefix("stablehlo."), rule.group(1)))
+    return rules
+
+
+def _collectives(visits: Sequence[Visit], sizes: dict[str, int]) -> Iterable[Collective]:
+    """The collectives among `visits`; an all_reduce that is only sliced is a reduce_scatter."""
+    uses: dict[int, list[Visit]] = defaultdict(list)
+    for visit in visits:
+        for operand in visit.operands:
+            uses[operand].append(visit)
+    fused: set[int] = set()
+    for visit in visits:
+        name = visit.op.name
+        if name == "sdy.all_reduce":
+            slices = uses[visit.results[0]]
+            scattered = _sliced_axes(visit, slices)
+            if scattered:
+                fused.update(s.results[0] for s in slices)
+            yield from _all_reduce(visit, scattered, sizes)
+        elif name in _SDY and visit.results[0] not in fused:
+            for collective in _SDY[name](visit, sizes):
+                yield replace(collective, scope=_consumer_scope(visit, uses))
+
+
+def _consumer_scope(visit: Visit, uses: Mapping[int, Sequence[Visit]]) -> str:
+    """The scope of the operation for which a value is resharded: a reshard's own name is its producer's."""
+    user = visit
+    while user.results and user.op.name in _SDY:
+        users = uses.get(user.results[0])
+        if not users:
+            return visit.scope
+        user = users[0]
+    return user.scope if user.results else visit.scope
+
+
+def _attribute_axes(visit: Visit) -> tuple[str, ...]:
+    names = ("reduction_axes", "gathering_axes", "slicing_axes", "reduce_scatter_axes")
+    text = next(str(visit.op.attributes[name]) for name in names if name in visit.op.attributes)
+    return axes_in(text)
+
+
+def _sliced_axes(reduced: Visit, users: Sequence[Visit]) -> tuple[str, ...]:
+    """The axes of `reduced` over which every one of its users slices it; () if one needs it whole."""
+    if not users or any(user.op.name != "sdy.all_slice" for user in users):
+        return ()
+    sliced = {_attribute_axes(user) for user in users}
+    if len(sliced) > 1:
+        return ()
+    (axes,) = sliced
+    return axes if set(axes) <= set(_attribute_axes(reduced)) else ()
+
+
+def _all_reduce(visit: Visit, scattered: tuple[str, ...], sizes: dict[str, int]) -> Iterable[Collective]:
+    """One all_reduce, or the reduce_scatter over `scattered` and an all_reduce of the part over the rest."""
+    whole = local_bytes(visit.op.results[0], visit.layouts[0], sizes)
+    rest = tuple(axis for axis in _attribute_axes(visit) if axis not in scattered)
+    if scattered:
+        yield _collective(visit, "reduce_scatter", scattered, whole, sizes)
+        for axis in scattered:
+            whole = -(-whole // axis_size(axis, sizes))
+    if rest:
+        yield _collective(visit, "all_reduce", rest, whole, sizes)
+
+
+def _result_sized(kind: CollectiveKind) -> Any:
+    def read(visit: Visit, sizes: dict[str, int]) -> Iterable[Collective]:
+        size = local_bytes(visit.op.results[0], visit.layouts[0], sizes)
+        yield _collective(visit, kind, _attribute_axes(visit), size, sizes)
+
+    return read
+
+
+def _operand_sized(kind: CollectiveKind) -> Any:
+    def read(visit: Visit, sizes: dict[str, int]) -> Iterable[Collective]:
+        size = local_bytes(visit.op.operands[0], visit.operand_layouts[0], sizes)
+        yield _collective(visit, kind, _attribute_axes(visit), size, sizes)
+
+    return read
+
+
+def _all_to_all(visit: Visit, sizes: dict[str, int]) -> Iterable[Collective]:
+    size = local_bytes(visit.op.results[0], visit.layouts[0], sizes)
+    # one entry a pair of dimensions: [{"data"}: 0->1, {"model"}: 2->0]
+    for entry in re.findall(r"\{([^{}]*)\}", str(visit.op.attributes["params"])):
+        yield _collective(visit, "all_to_all", axes_in(entry), size, sizes)
+
+
+def _permute(visit: Visit, sizes: dict[str, int]) -> Iterable[Collective]:
+    before, after = visit.operand_layouts[0], visit.layouts[0]
+    moved = {axis for a, b in zip(before, after, strict=True) if a != b for axis in (*a, *b)}
+    size = local_bytes(visit.op.results[0], after, sizes)
+    yield _collective(visit, "collective_permute", tuple(sorted(moved)), size, sizes)
+
+
+_SDY = {
+    "sdy.all_gather": _result_sized("all_gather"),
+    "sdy.all_slice": _operand_sized("all_slice"),
+    "sdy.reduce_scatter": _operand_sized("reduce_scatter"),
+    "sdy.all_to_all": _all_to_all,
+    "sdy.collective_permute": _permute,
+}
+
+
+def _collective(
+    visit: Visit, kind: CollectiveKind, axes: tuple[str, ...], size: int, sizes: dict[str, int]
+) -> Collective:
+    order = {name: i for i, name in enumerate(sizes)}
+    shape, element_type = shape_of(visit.op.results[0])
+    return Collective(
+        kind=kind,
+        axes=tuple(sorted(axes, key=lambda axis: (order[axis.partition(":")[0]], axis))),
+        bytes=size,
+        trips=visit.trips,
+        scope=visit.scope,
+        shape=shape,
+        dtype=numpy_name(element_type),
+    )
