@@ -1,0 +1,185 @@
+"""Measures what the XLA TPU compiler expects of each TPU, and compares the profiles' roofline with it.
+
+    python experiments/tpu_calibration/run.py        # two to three minutes on two cores, no TPU needed
+
+Needs `libtpu` (extra `tpu-aot`).  Every operation is compiled for a topology without a TPU; its cost is the
+sum of `estimated_cycles` in the scheduled HLO.  Cycles become seconds by the clock that the datasheet's bf16
+peak implies: clock = peak / (flops a cycle of the device's matrix units).  Writes `results.json` beside this.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5p-16")
+os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import topologies
+
+from jaxplan.cost import roofline_seconds
+from jaxplan.hardware import load_profile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A profile, the topology that stands for it, and bf16 flops a cycle of one device."""
+
+    profile: str
+    topology: str
+    options: dict[str, str]
+    flops_per_cycle: int
+
+
+# 2 flops x rows x columns x units: v4 and v5p have two cores of four 128 x 128 units, v5e one such core.
+# The clocks of v6e and TPU7x are not published: 2**19 flops a cycle implies 1.75 and 2.2 GHz, as their
+# neighbours have, but every figure in seconds of these two rests on it.
+TARGETS = (
+    Target(
+        profile="tpu-v4",
+        topology="v4:2x2x1",
+        options={"chip_config_name": "megacore"},
+        flops_per_cycle=2 * 128 * 128 * 8,
+    ),
+    Target(profile="tpu-v5e", topology="v5e:2x4", options={}, flops_per_cycle=2 * 128 * 128 * 4),
+    Target(profile="tpu-v5p", topology="v5p:2x2x2", options={}, flops_per_cycle=2 * 128 * 128 * 8),
+    Target(profile="tpu-v6e", topology="v6e:4x4", options={}, flops_per_cycle=2 * 256 * 256 * 4),
+    Target(profile="tpu-v7x", topology="tpu7x:2x2x1", options={}, flops_per_cycle=2 * 256 * 256 * 4),
+)
+MATMULS = (
+    (4096, 4096, 4096),
+    (8192, 8192, 8192),
+    (16384, 4096, 4096),
+    (16384, 1024, 4096),
+    (4096, 16384, 4096),
+    (8192, 8192, 1024),
+    (2048, 2048, 2048),
+)
+# Below the tile, or too thin to be bound by the matrix unit: reported, not fitted.
+THIN_MATMULS = ((8192, 8192, 64), (8192, 8192, 128), (8192, 64, 8192), (64, 8192, 8192), (1024, 1024, 128))
+
+
+def _chain(x: jax.Array) -> jax.Array:
+    for _ in range(64):
+        x = x * x + 0.5
+    return x
+
+
+class Compiler:
+    """Compiles for one device of a topology and reads the expected cycles."""
+
+    def __init__(self, target: Target) -> None:
+        topology = topologies.get_topology_desc(
+            topology_name=target.topology, platform="tpu", **target.options
+        )
+        mesh = jax.sharding.Mesh(np.array(topology.devices), ("all",))
+        self.sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+        self.device_kind = topology.devices[0].device_kind
+
+    def compile(self, function: Callable[..., Any], *shapes: tuple[tuple[int, ...], Any]) -> Any:
+        arguments = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
+        placed = jax.jit(function, in_shardings=self.sharding, out_shardings=self.sharding)
+        return placed.lower(*arguments).compile()
+
+    def cycles(self, function: Callable[..., Any], *shapes: tuple[tuple[int, ...], Any]) -> int:
+        text = self.compile(function, *shapes).as_text()
+        return sum(int(found) for found in re.findall(r'"estimated_cycles":"(\d+)"', text))
+
+    def available_hbm_gib(self) -> float:
+        """Read off the refusal of a program that needs 96 GiB of temporaries."""
+        try:
+            self.compile(lambda x: jnp.sin(x).T @ x, ((2**18, 2**17), jnp.bfloat16))
+        except jax.errors.JaxRuntimeError as error:
+            return float(re.findall(r"available HBM \(([\d.]+)G\)", str(error))[0])
+        raise AssertionError("a program of 96 GiB of temporaries was accepted")
+
+
+def measure(target: Target) -> dict[str, Any]:
+    """Fitted figures of one TPU; row by row, its profile's roofline beside the compiler's time."""
+    profile = load_profile(target.profile)
+    clock_hz = profile.peak_flops_per_s["bf16"] / target.flops_per_cycle
+    compiler = Compiler(target)
+    rows: list[dict[str, Any]] = []
+
+    def row(what: str, cycles: int, flops: float, size: float, dtype: str, **matmul: Any) -> float:
+        seconds = cycles / clock_hz
+        predicted_s = float(roofline_seconds(flops, size, dtype, profile, **matmul))
+        rows.append(
+            {
+                "operation": what,
+                "cycles": cycles,
+                "compiler_us": round(seconds * 1e6, 3),
+                "roofline_us": round(predicted_s * 1e6, 3),
+                "ratio": round(predicted_s / seconds, 3),
+            }
+        )
+        return seconds
+
+    matmul_shares = []
+    for m, k, n in MATMULS + THIN_MATMULS:
+        cycles = compiler.cycles(jnp.matmul, ((m, k), jnp.bfloat16), ((k, n), jnp.bfloat16))
+        flops, size = 2.0 * m * k * n, 2.0 * (m * k + k * n + m * n)
+        row(f"bf16 matmul {m}x{k}x{n}", cycles, flops, size, "bfloat16", matmul=True, dims=(m, n, k))
+        if (m, k, n) in MATMULS:
+            matmul_shares.append(flops / cycles / target.flops_per_cycle)
+    stream_shares = []
+    for dtype in (jnp.float32, jnp.bfloat16):
+        width, name = jnp.dtype(dtype).itemsize, jnp.dtype(dtype).name
+        shape = (8192, 8192)
+        count = float(np.prod(shape))
+        for what, function, arity, traffic in (
+            ("scale", lambda x: x * 2, 1, 2),
+            ("add", lambda x, y: x + y, 2, 3),
+            ("add three", lambda x, y, z: x + y + z, 3, 4),
+            ("gelu", jax.nn.gelu, 1, 2),
+        ):
+            cycles = compiler.cycles(function, *[(shape, dtype)] * arity)
+            size = traffic * width * count
+            seconds = row(f"{name} {what} 8192x8192", cycles, arity * count, size, name, matmul=False)
+            if dtype is jnp.float32 and what == "scale":
+                stream_shares.append(size / seconds / profile.hbm_bytes_per_s)
+    side = 4096
+    chain_cycles = compiler.cycles(_chain, ((side, side), jnp.float32))
+    chain_flops, chain_bytes = 128.0 * side * side, 8.0 * side * side
+    row("f32 chain of 64 multiply-adds", chain_cycles, chain_flops, chain_bytes, "float32", matmul=False)
+    floor_s = compiler.cycles(lambda x, y: x + y, *[((8, 128), jnp.float32)] * 2) / clock_hz
+    return {
+        "device_kind": compiler.device_kind,
+        "topology": target.topology,
+        "clock_hz": round(clock_hz),
+        "matmul_efficiency": round(statistics.median(matmul_shares), 3),
+        "hbm_efficiency": round(statistics.median(stream_shares), 3),
+        "vector_flops_per_s": float(f"{chain_flops * clock_hz / chain_cycles:.3g}"),
+        "op_overhead_s": float(f"{floor_s:.3g}"),
+        "available_hbm_gib": compiler.available_hbm_gib(),
+        "rows": rows,
+    }
+
+
+def main() -> None:
+    results = {
+        "jax": jax.__version__,
+        "targets": {target.profile: measure(target) for target in TARGETS},
+    }
+    out = Path(__file__).with_name("results.json")
+    out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    for name, figures in results["targets"].items():
+        print(name, {key: value for key, value in figures.items() if key != "rows"})
+        for entry in figures["rows"]:
+            print("   ", entry)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""Laws of the collectives' prices, and the ring formulas recomputed step by step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxplan.cost.collectives import KINDS, collective_seconds, collective_wire_bytes
+from jaxplan.errors import ArgumentError
+from jaxplan.hardware import AxisLink, available_profiles, axis_links, load_profile
+
+MESHES = st.lists(st.sampled_from([1, 2, 3, 4, 8, 16]), min_size=1, max_size=3)
+SIZES = st.integers(min_value=0, max_value=10**12)
+
+
+def links_of(name: str, sizes: list[int]) -> tuple[AxisLink, ...]:
+    axes = tuple((f"x{i}", size) for i, size in enumerate(sizes))
+    return tuple(axis_links(load_profile(name), axes).values())
+
+
+@given(name=st.sampled_from(available_profiles()), sizes=MESHES, buffer=SIZES)
+def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(
+    name: str, sizes: list[int], buffer: int
+) -> None:
+    links = links_of(name, sizes)
+    seconds = {kind: float(collective_seconds(kind, buffer, links)) for kind in KINDS}
+    wire = {kind: float(collective_wire_bytes(kind, buffer, sizes)) for kind in KINDS}
+    for price in (seconds, wire):
+        assert price["all_gather"] == price["reduce_scatter"]
+        assert price["all_reduce"] == price["reduce_scatter"] + price["all_gather"]
+        assert price["all_slice"] == 0
+
+
+@given(
+    name=st.sampled_from(available_profiles()),
+    sizes=MESHES,
+    kind=st.sampled_from(KINDS),
+    small=SIZES,
+    large=SIZES,
+)
+def test_more_bytes_never_cost_less(name: str, sizes: list[int], kind: str, small: int, large: int) -> None:
+    links = links_of(name, sizes)
+    small, large = sorted((small, large))
+    assert collective_seconds(kind, small, links) <= collective_seconds(kind, large, links)
+    assert collective_wire_bytes(kind, small, sizes) <= collective_wire_bytes(kind, large, sizes)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_array_is_priced_entry_by_entry(kind: str) -> None:
+    links = links_of("h100", [2, 8])
+    buffers = np.array([[0.0, 1e3], [1e6, 1e9]])
+    seconds = collective_seconds(kind, buffers, links)
+    wire = collective_wire_bytes(kind, buffers, [2, 8])
+    assert seconds.shape == wire.shape == buffers.shape
+    for index in np.ndindex(buffers.shape):
+        assert seconds[index] == collective_seconds(kind, buffers[index], links)
+        assert wire[index] == collective_wire_bytes(kind, buffers[index], [2, 8])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_axes_of_one_device_are_free(kind: str) -> None:
+    h100 = load_profile("h100")
+    alone = tuple(axis_links(h100, (("a", 1), ("b", 1))).values())
+    assert collective_seconds(kind, 1e9, alone) == 0
+    assert collective_wire_bytes(kind, 1e9, [1, 1]) == 0
+    pair = axis_links(h100, (("a", 1), ("b", 8)))
+    assert collective_seconds(kind, 1e9, tuple(pair.values())) == collective_seconds(kind, 1e9, (pair["b"],))
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 8])
+def test_wire_bytes_of_a_simulated_ring(n: int) -> None:
+    """Pass blocks round a ring until everyone has all of them, and count what one device sent."""
+    block = 1000.0
+    owned = [{rank} for rank in range(n)]
+    sent_blocks = 0
+    for step in range(n - 1):
+        moving = [(rank - step) % n for rank in range(n)]
+        assert all(moving[rank] in owned[rank] for rank in range(n))
+        for rank in range(n):
+            owned[(rank + 1) % n].add(moving[rank])
+        sent_blocks += 1
+    assert all(len(blocks) == n for blocks in owned)
+    assert collective_wire_bytes("all_gather", n * block, [n]) == pytest.approx(sent_blocks * block)
+
+
+@pytest.mark.parametrize("name", ["tpu-v5e", "tpu-v5p"])
+@pytest.mark.parametrize("n", [2, 4, 5, 16])
+def test_all_to_all_on_a_torus_is_bounded_by_its_busiest_link(name: str, n: int) -> None:
+    """Route every pair of devices the short way, count the load of every link."""
+    (link,) = links_of(name, [n])
+    load = np.zeros((n, 2))
+    for source in range(n):
+        for target in range(n):
+            forward, backward = (target - source) % n, (source - target) % n
+            if link.wraparound:
+                routes = [(1, forward)] if forward < backward else [(-1, backward)]
+                if forward == backward:
+                    routes = [(1, forward), (-1, backward)]
+            else:
+                routes = [(1, target - source)] if target > source else [(-1, source - target)]
+            for direction, hops in routes:
+                for hop in range(hops):
+                    at = (source + direction * hop) % n
+                    load[at, 0 if direction > 0 else 1] += 1 / n / len(routes)
+    buffer = 1e9
+    bandwidth_s = collective_seconds("all_to_all", buffer, [link]) - collective_seconds(
+        "all_to_all", 0, [link]
+    )
+    assert bandwidth_s == pytest.approx(buffer * load.max() / link.direct_bytes_per_s)
+
+
+def test_the_book_of_scaling_agrees_on_closed_rings() -> None:
+    """All-gather V / W, all-to-all a quarter of it, for long rings (scaling-book, Sharded Matrices)."""
+    (ring, _) = links_of("tpu-v5e", [16, 16])
+    assert ring.wraparound
+    whole = 1e10
+    gather_s = float(collective_seconds("all_gather", whole, (ring,)))
+    assert gather_s == pytest.approx(whole / ring.bytes_per_s, rel=0.1)
+    exchange_s = float(collective_seconds("all_to_all", whole / 16, (ring,)))
+    assert exchange_s == pytest.approx(gather_s / 4, rel=0.1)
+
+
+def test_two_axes_of_a_torus_gather_twice_as_fast_as_one() -> None:
+    links = links_of("tpu-v5e", [16, 16])
+    one = collective_seconds("all_gather", 1e10, links[:1])
+    both = collective_seconds("all_gather", 1e10, links)
+    assert one / both == pytest.approx(2.0, rel=0.1)
+
+
+def test_over_nodes_only_the_scattered_share_leaves_the_node() -> None:
+    h100 = load_profile("h100")
+    links = axis_links(h100, (("data", 2), ("model", 8)))
+    both = float(collective_seconds("all_reduce", 1e10, tuple(links.values())))
+    inside = float(collective_seconds("all_reduce", 1e10, (links["model"],)))
+    outside = float(collective_seconds("all_reduce", 1e10 / 8, (links["data"],)))
+    assert both == pytest.approx(inside + outside)
+    assert both < float(collective_seconds("all_reduce", 1e10, (links["data"],)))
+
+
+def test_a_permute_sends_the_buffer_once_at_the_slowest_link() -> None:
+    h100 = load_profile("h100")
+    links = axis_links(h100, (("data", 2), ("model", 8)))
+    seconds = collective_seconds("collective_permute", 1e10, tuple(links.values()))
+    assert seconds == collective_seconds("collective_permute", 1e10, (links["data"],))
+    assert seconds == pytest.approx(1e10 / links["data"].direct_bytes_per_s, rel=1e-3)
+    assert collective_wire_bytes("collective_permute", 1e10, [2, 8]) == 1e10
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"unknown collective 'broadcast': must be one of all_gather"):
+        collective_seconds("broadcast", 1.0, links_of("h100", [8]))
+    with pytest.raises(ArgumentError, match="unknown collective"):
+        collective_wire_bytes("broadcast", 1.0, [8])
