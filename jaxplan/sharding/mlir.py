@@ -228,7 +228,7 @@ class Walk:
         self, block: Any, arguments: Sequence[tuple[int, Dims]], outer: Mapping[Any, tuple[int, Dims]],
         scope: str, trips: float, unnamed: str,
     ) -> Iterator[Visit]:  # fmt: skip
-        # `scope` is the caller's, which the names in this function continue; `unnamed` is for what has no name
+        # `scope` is the caller's, which the names in this function continue; `unnamed` is for what has none
         env = dict(outer)
         env.update(zip(block.arguments, arguments, strict=True))
         for view in block.operations:

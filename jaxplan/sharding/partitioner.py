@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from .._jax import module_text, parse_module, run_passes
+from .contested import settle_contractions
 from .mlir import (
     Dims,
     Visit,
@@ -101,7 +102,7 @@ def partition(module: Any, *, while_trips: float = 16.0) -> Partitioned:
     """Partition a StableHLO module: `jit(...).lower(...).compiler_ir("stablehlo")`, or its text.
 
     A text must be written with locations (`get_asm(enable_debug_info=True)`) for scopes to be known.  The
-    passes run on a copy.  A loop whose trip count is no constant is counted `while_trips` times, with a warning.
+    passes run on a copy.  A loop whose trip count is no constant counts `while_trips` times, with a warning.
     """
     copy = parse_module(module if isinstance(module, str) else module_text(module))
     run_passes(copy, _PROPAGATION)
@@ -120,6 +121,7 @@ def partition(module: Any, *, while_trips: float = 16.0) -> Partitioned:
     )
     main = next(op for op in copy.body.operations if op.operation.attributes["sym_name"].value == "main")
     inputs, outputs = function_layouts(main)
+    settle_contractions(copy)
     run_passes(copy, _RESHARDS)
     visits = list(Walk(copy, while_trips).visits())
     warnings = list(dict.fromkeys(propagated.warnings))

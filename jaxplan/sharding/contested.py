@@ -1,0 +1,153 @@
+"""Settles contractions whose operands and result claim one mesh axis for different factors, as XLA does.
+
+Propagation can leave a `dot_general` or a `convolution` whose operands and result cannot all keep their shardings:
+the weight and the batch of an FSDP layer lie on the same axis.  Shardy's explicit-reshards pass then takes the
+cheapest way in its own estimate; XLA's SPMD partitioner, which compiles the program, follows two fixed rules
+(checked against compiled CPU and TPU modules in tests/sharding/test_partitioner.py):
+
+1. an axis that cuts a reduction factor in every operand stays there: the result is a pending sum over it,
+   reduced, and only then brought to the layout that was asked for;
+2. else the result's layout decides: an operand that has the axis elsewhere is resharded to agree with it.
+
+The reshards are written into the module, so that the pass has nothing left to decide there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from .._jax import ir, run_passes
+from .mlir import Dims, layouts_in
+
+_CONTRACTIONS = frozenset({"stablehlo.dot_general", "stablehlo.convolution"})
+_TENSOR = re.compile(r"\[([^\[\]]*)\]")
+_REDUCTION = re.compile(r"reduction=\{([^}]*)\}")
+_MESH = re.compile(r"<(@[\w$.-]+), ")
+
+
+def settle_contractions(module: Any) -> None:
+    """Rewrite `module`, after propagation, in place."""
+    run_passes(module, ["func.func(sdy-populate-op-sharding-rules)"])
+    with module.context:
+        for op in list(_contractions(module.operation)):
+            _settle(op)
+    run_passes(module, ["func.func(sdy-drop-sharding-rules)"])
+
+
+def _contractions(op: Any) -> Iterator[Any]:
+    for region in op.regions:
+        for block in region.blocks:
+            for view in block.operations:
+                if view.operation.name in _CONTRACTIONS:
+                    yield view.operation
+                yield from _contractions(view.operation)
+
+
+def _settle(op: Any) -> None:
+    if "sdy.sharding" not in op.attributes or "sdy.sharding_rule" not in op.attributes:
+        return
+    sharding = str(op.attributes["sdy.sharding"])
+    (result,) = layouts_in(sharding)
+    operands = [_layout_of(value) for value in op.operands]
+    rule = str(op.attributes["sdy.sharding_rule"])
+    factors = [tensor.split(", ") if tensor else [] for tensor in _TENSOR.findall(rule)]
+    reduced = _REDUCTION.search(rule)
+    reduction = frozenset(reduced.group(1).split(", ")) if reduced else frozenset()
+    layouts = [*operands, result]
+    if [len(f) for f in factors] != [len(layout) for layout in layouts]:
+        return
+    settled = _agreed(factors, layouts, reduction)
+    if settled == layouts:
+        return
+    mesh = _MESH.search(sharding)
+    assert mesh is not None
+    name = mesh.group(1)
+    for i, (before, after) in enumerate(zip(operands, settled, strict=False)):
+        if before != after:
+            with ir.InsertionPoint(op):
+                op.operands[i] = _reshard(op.operands[i], name, after, op.location).results[0]
+    if settled[-1] != result:
+        op.attributes["sdy.sharding"] = ir.Attribute.parse(
+            f"#sdy.sharding_per_value<[<{name}, {_written(settled[-1])}>]>"
+        )
+        with ir.InsertionPoint(op):
+            asked = _reshard(op.results[0], name, result, op.location)
+        asked.move_after(op)
+        op.results[0].replace_all_uses_except(asked.results[0], asked)
+
+
+def _agreed(
+    factors: Sequence[Sequence[str]], layouts: Sequence[Dims], reduction: frozenset[str]
+) -> list[Dims]:
+    """Layouts of operands and result in which each axis cuts one factor at most, by the two rules above."""
+    new = [[list(axes) for axes in layout] for layout in layouts]
+    places: list[Mapping[str, str]] = [
+        {axis: factor for factor, axes in zip(tensor, layout, strict=True) for axis in axes}
+        for tensor, layout in zip(factors, layouts, strict=True)
+    ]
+    *operands, result = places
+    for axis in sorted({axis for place in places for axis in place}):
+        claimed = {place[axis] for place in places if axis in place}
+        if len(claimed) == 1 or axis not in result:
+            continue
+        ours = {place.get(axis) for place in operands}
+        if len(ours) == 1 and ours <= reduction:
+            _move(new[-1], factors[-1], axis, None)
+        elif result[axis] in ours:
+            for i, place in enumerate(operands):
+                if axis in place and place[axis] != result[axis]:
+                    _move(new[i], factors[i], axis, result[axis])
+    return [tuple(tuple(axes) for axes in layout) for layout in new]
+
+
+def _move(layout: list[list[str]], factors: Sequence[str], axis: str, factor: str | None) -> None:
+    for axes in layout:
+        if axis in axes:
+            axes.remove(axis)
+    if factor in factors:
+        layout[factors.index(factor)].append(axis)
+
+
+def _layout_of(value: Any) -> Dims:
+    owner = value.owner
+    rank = len(value.type.shape)
+    if isinstance(owner, ir.Block):
+        index = ir.BlockArgument(value).arg_number
+        attribute = _argument_sharding(owner.owner, index)
+    else:
+        index = ir.OpResult(value).result_number
+        attributes = owner.attributes
+        names = ("sdy.sharding", "out_sharding", "sharding")
+        attribute = next((str(attributes[name]) for name in names if name in attributes), "")
+    found = layouts_in(attribute)
+    if not found:
+        return ((),) * rank
+    return found[index] if len(found) > 1 else found[0]
+
+
+def _argument_sharding(parent: Any, index: int) -> str:
+    parent = parent.operation
+    if parent.name == "func.func":
+        attributes = parent.attributes
+        if "arg_attrs" in attributes and "sdy.sharding" in attributes["arg_attrs"][index]:
+            return str(attributes["arg_attrs"][index]["sdy.sharding"])
+    elif parent.name == "stablehlo.while" and "sdy.sharding" in parent.attributes:
+        return str(parent.attributes["sdy.sharding"])
+    return ""
+
+
+def _written(layout: Dims) -> str:
+    def axis(name: str) -> str:
+        name, colon, part = name.partition(":")
+        return f'"{name}"{colon}{part}'
+
+    return "[" + ", ".join("{" + ", ".join(axis(a) for a in axes) + "}" for axes in layout) + "]"
+
+
+def _reshard(value: Any, mesh: str, layout: Dims, location: Any) -> Any:
+    sharding = ir.Attribute.parse(f"#sdy.sharding<{mesh}, {_written(layout)}>")
+    return ir.Operation.create(
+        "sdy.reshard", results=[value.type], operands=[value], attributes={"sharding": sharding}, loc=location
+    )
