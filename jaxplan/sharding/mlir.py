@@ -1,7 +1,7 @@
 """Reads a StableHLO module with Shardy's annotations as one flat sequence of executed operations.
 
-Calls are followed at each call site, loop bodies stand once with how often they run, and every value has one
-number through calls, so that a producer and a consumer in different functions can be matched.
+Loop bodies stand once, with how often they run; values are numbered, so that producers and consumers can be
+matched.  The module is one of `imported.as_xla_imports`: calls are inlined.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .._jax import ir
+from .imported import scope_of
 
 Dims = tuple[tuple[str, ...], ...]
 """For each dimension the axes that cut it, major first; part of an axis is `"model:(1)2"`: (pre-size)size."""
@@ -22,7 +23,6 @@ _SHARDING = re.compile(r"<@[\w$.-]+, \[((?:\{[^{}]*\}(?:p\d+)?(?:, )?)*)\]")
 _DIMENSION = re.compile(r"\{([^{}]*)\}")
 _AXIS = re.compile(r'"([^"]+)"(:\(\d+\)\d+)?')
 _MESH_AXIS = re.compile(r'"([^"]+)"=(\d+)')
-_NAMED = re.compile(r'loc\((?:fused(?:<[^>]*>)?\[)?"((?:[^"\\]|\\.)*)"(?!:\d)')
 _SPLAT = re.compile(r"dense<(-?\d+)>")
 _BITS = re.compile(r"\d+")
 # MLIR spells floating point formats of 8 bits and less in capitals, NumPy with underscores.
@@ -35,7 +35,7 @@ class Visit:
 
     Attributes:
       op: the MLIR operation.
-      scope: its `jax.named_scope` path, the caller's before the callee's.
+      scope: its `jax.named_scope` path; what has none of its own, that of the loop around it.
       trips: how often it runs in one step.
       operands, results: numbers of its values.
       operand_layouts, layouts: the shardings of operands and results; a value without one is replicated.
@@ -74,9 +74,7 @@ def axis_size(axis: str, sizes: Mapping[str, int]) -> int:
 @functools.lru_cache(maxsize=4096)
 def layouts_in(text: str) -> tuple[Dims, ...]:
     """The shardings written in a `#sdy.sharding` or `#sdy.sharding_per_value` attribute."""
-    return tuple(
-        tuple(axes_in(dim) for dim in _DIMENSION.findall(dims)) for dims in _SHARDING.findall(text)
-    )
+    return tuple(tuple(axes_in(dim) for dim in _DIMENSION.findall(dims)) for dims in _SHARDING.findall(text))
 
 
 def element_bits(element_type: str) -> int:
@@ -152,18 +150,6 @@ def _result_layouts(op: Any) -> tuple[Dims, ...]:
     return tuple(((),) * len(shape_of(result)[0]) for result in op.results)
 
 
-def scope_of(location: Any) -> str:
-    """The name stack in an MLIR location (`"jit(f)/jp7/dot_general"`), `""` when it names only a file."""
-    named = _NAMED.match(str(location))
-    return named.group(1) if named else ""
-
-
-def _joined(outer: str, inner: str) -> str:
-    if not inner or inner.startswith(outer):
-        return inner or outer
-    return f"{outer}/{inner}" if outer else inner
-
-
 def _constant(value: Any) -> int | None:
     owner = value.owner
     if isinstance(owner, ir.Block) or owner.name not in ("sdy.constant", "stablehlo.constant"):
@@ -201,24 +187,17 @@ class Walk:
     """One walk through `@main`: iterate over `visits()`; afterwards `warnings` tells what was assumed."""
 
     def __init__(self, module: Any, while_trips: float) -> None:
-        self._functions = {
-            op.operation.attributes["sym_name"].value: op.operation
-            for op in module.body.operations
-            if op.operation.name == "func.func"
-        }
-        self._functions_layouts = {
-            name: function_layouts(function.opview) for name, function in self._functions.items()
-        }
+        self._main = next(op.operation for op in module.body.operations if op.operation.name == "func.func")
         self._while_trips = while_trips
         self._count = 0
         self.warnings: list[str] = []
 
     def visits(self) -> Iterator[Visit]:
         """Every executed operation in program order, terminators of loops and branches included."""
-        main = self._functions["main"]
-        block = main.regions[0].blocks[0]
-        arguments = [(self._number(), layout) for layout in self._functions_layouts["main"][0]]
-        yield from self._block(block, arguments, {}, "", 1.0, "")
+        block = self._main.regions[0].blocks[0]
+        layouts, _ = function_layouts(self._main.opview)
+        arguments = [(self._number(), layout) for layout in layouts]
+        yield from self._block(block, arguments, {}, "", 1.0)
 
     def _number(self) -> int:
         self._count += 1
@@ -226,21 +205,15 @@ class Walk:
 
     def _block(
         self, block: Any, arguments: Sequence[tuple[int, Dims]], outer: Mapping[Any, tuple[int, Dims]],
-        scope: str, trips: float, unnamed: str,
+        scope: str, trips: float,
     ) -> Iterator[Visit]:  # fmt: skip
-        # `scope` is the caller's, which the names in this function continue; `unnamed` is for what has none
         env = dict(outer)
         env.update(zip(block.arguments, arguments, strict=True))
         for view in block.operations:
             op = view.operation
             name = op.name
-            own = scope_of(op.location)
-            inner = _joined(scope, own) if own else unnamed
+            inner = scope_of(op.location) or scope
             operands = tuple(env[value] for value in op.operands)
-            if name == "func.call":
-                called = yield from self._call(op, operands, inner, trips)
-                env.update(zip(op.results, called, strict=True))
-                continue
             layouts = _result_layouts(op)
             results = tuple(self._number() for _ in op.results)
             visit = Visit(
@@ -254,26 +227,10 @@ class Walk:
             )
             yield visit
             if name in _REGIONS:
-                yield from self._regions(visit, env, scope)
+                yield from self._regions(visit, env)
             env.update(zip(op.results, zip(results, layouts, strict=True), strict=True))
 
-    def _call(
-        self, op: Any, operands: Sequence[tuple[int, Dims]], scope: str, trips: float
-    ) -> Generator[Visit, None, list[tuple[int, Dims]]]:
-        callee = op.attributes["callee"].value
-        block = self._functions[callee].regions[0].blocks[0]
-        layouts = self._functions_layouts[callee]
-        arguments = [(number, layout) for (number, _), layout in zip(operands, layouts[0], strict=True)]
-        last: Visit | None = None
-        for visit in self._block(block, arguments, {}, scope, trips, scope):
-            if last is not None:
-                yield last
-            last = visit
-        assert last is not None and last.op.name == "func.return"
-        # the return itself is no use of what it returns: the caller's uses count
-        return list(zip(last.operands, layouts[1], strict=True))
-
-    def _regions(self, visit: Visit, env: Mapping[Any, tuple[int, Dims]], scope: str) -> Iterator[Visit]:
+    def _regions(self, visit: Visit, env: Mapping[Any, tuple[int, Dims]]) -> Iterator[Visit]:
         op, trips = visit.op, visit.trips
         if op.name == "stablehlo.while":
             count = trip_count(op)
@@ -289,7 +246,7 @@ class Walk:
                 if op.name in ("sdy.manual_computation", "sdy.named_computation"):
                     inside = tuple(((),) * len(shape_of(v)[0]) for v in block.arguments)
                 arguments = [(self._number(), layout) for layout in inside]
-                yield from self._block(block, arguments, env, scope, trips, visit.scope)
+                yield from self._block(block, arguments, env, visit.scope, trips)
 
 
 # Operations whose regions are programs of their own; those of reduce, sort and scatter are about scalars.

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from .._jax import module_text, parse_module, run_passes
 from .contested import settle_contractions
+from .imported import as_xla_imports
 from .mlir import (
     Dims,
     Visit,
@@ -105,6 +106,7 @@ def partition(module: Any, *, while_trips: float = 16.0) -> Partitioned:
     passes run on a copy.  A loop whose trip count is no constant counts `while_trips` times, with a warning.
     """
     copy = parse_module(module if isinstance(module, str) else module_text(module))
+    as_xla_imports(copy)
     run_passes(copy, _PROPAGATION)
     sizes = mesh_sizes(copy)
     propagated = Walk(copy, while_trips)
@@ -146,6 +148,7 @@ def shardy_rules(module: Any) -> list[tuple[str, str]]:
     without one are left out.
     """
     copy = parse_module(module if isinstance(module, str) else module_text(module))
+    as_xla_imports(copy)
     run_passes(copy, _RULES)
     rules = []
     for visit in Walk(copy, 1.0).visits():
