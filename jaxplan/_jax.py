@@ -9,11 +9,15 @@ one form:
 
 from __future__ import annotations
 
+import contextlib
 import os.path
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+
+# Run on jax 0.10.2 and 0.12.0.1: the frame of a traceback that is neither jax's nor a registered library's.
+from jax._src import source_info_util as _source_info_util
 
 # Run on jax 0.10.2 and 0.12.0.1: how many bits an element takes, sub-byte types included.
 from jax._src.dtypes import itemsize_bits as _itemsize_bits
@@ -24,8 +28,6 @@ from jax._src.interpreters.mlir import make_ir_context as _make_ir_context
 # Run on jax 0.10.2 and 0.12.0.1: MLIR's own Python bindings; jaxlib registers Shardy's passes with them.
 from jax._src.lib.mlir import ir as ir
 from jax._src.lib.mlir import passmanager as _passmanager
-
-# Run on jax 0.10.2 and 0.12.0.1: the frame of a traceback that is neither jax's nor a registered library's.
 from jax._src.source_info_util import user_frame as _user_frame
 from jax.extend.core import ClosedJaxpr as ClosedJaxpr
 from jax.extend.core import DropVar as DropVar
@@ -119,3 +121,14 @@ def run_passes(module: Any, passes: Sequence[str]) -> None:
     """
     with module.context:
         _passmanager.PassManager.parse(f"builtin.module({','.join(passes)})").run(module.operation)
+
+
+@contextlib.contextmanager
+def equation_context(eqn: Any, scope: str) -> Iterator[None]:
+    """Bind primitives inside as `eqn` was bound: its source line, name stack and jax context, under name `scope`."""
+    # Run on jax 0.10.2 and 0.12.0.1, as `jax.core.eval_jaxpr` itself does.
+    stack = _source_info_util.current_name_stack() + eqn.source_info.name_stack
+    if scope:
+        stack = stack.extend(scope)
+    with _source_info_util.user_context(eqn.source_info.traceback, name_stack=stack), eqn.ctx.manager:
+        yield

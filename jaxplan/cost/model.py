@@ -8,7 +8,7 @@ the link that their mesh axis runs on.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -32,11 +32,18 @@ class CostModel:
         return np.asarray(collective_seconds(kind, size_bytes, (self.links[axis],)))
 
     def collective_over(self, kind: str, size_bytes: float, names: Sequence[str]) -> float:
-        """Seconds of one collective over several named mesh axes."""
-        index = {name: i for i, (name, _) in enumerate(self.axes)}
-        return float(collective_seconds(kind, np.asarray(size_bytes, float), tuple(self.links[index[n]] for n in names)))
+        """Seconds of one collective over several named mesh axes (or parts of axes, see `link`)."""
+        return float(collective_seconds(kind, np.asarray(size_bytes, float), tuple(map(self.link, names))))
 
-    def op_seconds(self, op: Op, rule: Rule, options: Strategies, graph: Graph, stored: Sequence[bool]) -> np.ndarray:
+    def link(self, name: str) -> AxisLink:
+        """The link of a mesh axis, or of a part of one: "model:(2)4" is four devices of `model`, two apart."""
+        whole, _, part = name.partition(":")
+        link = self.links[[n for n, _ in self.axes].index(whole)]
+        return replace(link, size=int(part.partition(")")[2])) if part else link
+
+    def op_seconds(
+        self, op: Op, rule: Rule, options: Strategies, graph: Graph, stored: Sequence[bool]
+    ) -> np.ndarray:
         """`float64[n]`: compute seconds of one run of `op` under every strategy.
 
         Args:
@@ -51,10 +58,16 @@ class CostModel:
                 local_bytes += graph.values[value].bytes / pieces(places, self.axes)
         flops = rule.flops * options.shares
         if op.primitive in _MOVES_A_PART:
-            return np.zeros(len(options)) if op.primitive != "scan_stack" else local_bytes * 0.5 / self._hbm_rate()
+            return (
+                np.zeros(len(options))
+                if op.primitive != "scan_stack"
+                else local_bytes * 0.5 / self._hbm_rate()
+            )
         dtype = graph.values[op.operands[0]].dtype if op.operands else "float32"
         seconds = np.asarray(
-            roofline_seconds(flops, local_bytes, dtype, self.profile, matmul=rule.matmul, dims=self._dims(rule, options))
+            roofline_seconds(
+                flops, local_bytes, dtype, self.profile, matmul=rule.matmul, dims=self._dims(rule, options)
+            )
         )
         if rule.follows:
             # a fused operation starts no kernel of its own: no floor, only its share of the traffic

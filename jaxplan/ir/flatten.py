@@ -93,7 +93,14 @@ class Flattener:
 
     # -- the walk -----------------------------------------------------------------------------------------
 
-    def walk(self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[int], frame: tuple[int, ...], trips: float) -> list[int]:
+    def walk(
+        self,
+        jaxpr: Any,
+        consts: Sequence[Any],
+        arguments: Sequence[int],
+        frame: tuple[int, ...],
+        trips: float,
+    ) -> list[int]:
         """Flatten `jaxpr` applied to values `arguments`; the values of its results."""
         env: dict[Any, int] = {}
         for var in jaxpr.constvars:
@@ -103,7 +110,9 @@ class Flattener:
             self._equation(eqn, position, env, frame, trips)
         return [self.read(env, atom) for atom in jaxpr.outvars]
 
-    def _equation(self, eqn: Any, position: int, env: dict[Any, int], frame: tuple[int, ...], trips: float) -> None:
+    def _equation(
+        self, eqn: Any, position: int, env: dict[Any, int], frame: tuple[int, ...], trips: float
+    ) -> None:
         name = eqn.primitive.name
         operands = [self.read(env, atom) for atom in eqn.invars]
         if name in CALLS and CALLS[name] in eqn.params:
@@ -116,7 +125,10 @@ class Flattener:
         elif name == "cond":
             results = self._cond(eqn, position, operands, frame, trips)
         else:
-            results = [self.value(v.aval, f"{name}", Site(frame, "result", position, i)) for i, v in enumerate(eqn.outvars)]
+            results = [
+                self.value(v.aval, f"{name}", Site(frame, "result", position, i))
+                for i, v in enumerate(eqn.outvars)
+            ]
             sites = [Site(frame, "operand", position, i) for i in range(len(operands))]
             self.emit(name, eqn.params, operands, results, trips=trips, source=source_of(eqn), sites=sites)
         env.update(zip(eqn.outvars, results, strict=True))
@@ -133,20 +145,34 @@ class Flattener:
             carries.append(carry)
         return carries
 
-    def _carry_next(self, nexts: Sequence[int], carries: Sequence[int], inner: tuple[int, ...], trips: float, source: str) -> None:
+    def _carry_next(
+        self, nexts: Sequence[int], carries: Sequence[int], inner: tuple[int, ...], trips: float, source: str
+    ) -> None:
         for i, (after, carry) in enumerate(zip(nexts, carries, strict=True)):
             if after != carry:
                 site = Site(inner, "leave", -1, i)
-                self.emit("carry_next", {}, [after, carry], [], trips=trips, source=source, sites=[site, site])
+                self.emit(
+                    "carry_next", {}, [after, carry], [], trips=trips, source=source, sites=[site, site]
+                )
 
-    def _scan(self, eqn: Any, position: int, operands: list[int], frame: tuple[int, ...], trips: float) -> list[int]:
+    def _scan(
+        self, eqn: Any, position: int, operands: list[int], frame: tuple[int, ...], trips: float
+    ) -> list[int]:
         n_consts, n_carry, length, closed = scan_signature(eqn)
         jaxpr, consts = as_closed(closed)
         inner, source, inside = (*frame, position), source_of(eqn), trips * length
         first_xs = n_consts + n_carry
         body_avals = [v.aval for v in jaxpr.invars]
         carries = self._carry(
-            operands[n_consts:first_xs], body_avals[n_consts:first_xs], frame, inner, position, n_consts, n_consts, trips, source
+            operands[n_consts:first_xs],
+            body_avals[n_consts:first_xs],
+            frame,
+            inner,
+            position,
+            n_consts,
+            n_consts,
+            trips,
+            source,
         )
         start = len(self.ops)
         loop = len(self.loops)
@@ -161,14 +187,18 @@ class Flattener:
         self._carry_next(results[:n_carry], carries, inner, inside, source)
         stacks = []
         for i, result in enumerate(results[n_carry:]):
-            stack = self.value(eqn.outvars[n_carry + i].aval, "stack", Site(frame, "result", position, n_carry + i))
+            stack = self.value(
+                eqn.outvars[n_carry + i].aval, "stack", Site(frame, "result", position, n_carry + i)
+            )
             self.emit("scan_stack", {}, [result], [stack], trips=inside, source=source,
                       sites=[Site(inner, "leave", -1, n_carry + i)])  # fmt: skip
             stacks.append(stack)
         self.loops[loop] = Loop(start=start, stop=len(self.ops), trips=length, kind="scan", source=source)
         return carries + stacks
 
-    def _while(self, eqn: Any, position: int, operands: list[int], frame: tuple[int, ...], trips: float) -> list[int]:
+    def _while(
+        self, eqn: Any, position: int, operands: list[int], frame: tuple[int, ...], trips: float
+    ) -> list[int]:
         n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         cond, cond_consts = as_closed(eqn.params["cond_jaxpr"])
         body, body_consts = as_closed(eqn.params["body_jaxpr"])
@@ -183,7 +213,15 @@ class Flattener:
         inside, inner = trips * length, (*frame, position, 1)
         first = n_cond + n_body
         carries = self._carry(
-            operands[first:], [v.aval for v in body.invars[n_body:]], frame, inner, position, first, n_body, trips, source
+            operands[first:],
+            [v.aval for v in body.invars[n_body:]],
+            frame,
+            inner,
+            position,
+            first,
+            n_body,
+            trips,
+            source,
         )
         start = len(self.ops)
         loop = len(self.loops)
@@ -194,7 +232,9 @@ class Flattener:
         self.loops[loop] = Loop(start=start, stop=len(self.ops), trips=length, kind="while", source=source)
         return carries
 
-    def _cond(self, eqn: Any, position: int, operands: list[int], frame: tuple[int, ...], trips: float) -> list[int]:
+    def _cond(
+        self, eqn: Any, position: int, operands: list[int], frame: tuple[int, ...], trips: float
+    ) -> list[int]:
         outcomes = []
         frames = [(*frame, position, b) for b in range(len(eqn.params["branches"]))]
         for branch, inner in zip(eqn.params["branches"], frames, strict=True):
@@ -205,7 +245,15 @@ class Flattener:
             result = self.value(var.aval, "cond", Site(frame, "result", position, i))
             sites = [Site(frame, "operand", position, 0), *(Site(inner, "leave", -1, i) for inner in frames)]
             branches = [outcome[i] for outcome in outcomes]
-            self.emit("cond_join", {}, [operands[0], *branches], [result], trips=trips, source=source_of(eqn), sites=sites)
+            self.emit(
+                "cond_join",
+                {},
+                [operands[0], *branches],
+                [result],
+                trips=trips,
+                source=source_of(eqn),
+                sites=sites,
+            )
             results.append(result)
         return results
 

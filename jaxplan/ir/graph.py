@@ -129,10 +129,14 @@ class Graph:
         for op in self.ops:
             for operand in op.operands:
                 if operand not in made:
-                    raise TraceError(f"operation {op.index} `{op.primitive}` ({op.source}) uses value {operand} before it is made")
+                    raise TraceError(
+                        f"operation {op.index} `{op.primitive}` ({op.source}) uses value {operand} before it is made"
+                    )
             for result in op.results:
                 if result in made:
-                    raise TraceError(f"operation {op.index} `{op.primitive}` ({op.source}) makes value {result} again")
+                    raise TraceError(
+                        f"operation {op.index} `{op.primitive}` ({op.source}) makes value {result} again"
+                    )
                 made.add(result)
         for output, path in zip(self.outputs, self.output_paths, strict=True):
             if output not in made:

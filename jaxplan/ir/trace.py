@@ -96,7 +96,9 @@ def trace(
     out_paths = [_path("result", key) for key, _ in jax.tree_util.tree_leaves_with_path(out_info)]
     outputs = tuple(_leaf(path, atom.aval) for path, atom in zip(out_paths, jaxpr.outvars, strict=True))
     aliases = _aliases(name, dynamic_args, dynamic_names, out_info, inputs, outputs)
-    donated = _donated(dynamic_args, [i for i in range(len(args)) if i not in static], donate_argnums, len(args))
+    donated = _donated(
+        dynamic_args, [i for i in range(len(args)) if i not in static], donate_argnums, len(args)
+    )
     graph = _flatten(name, jaxpr, consts, inputs, outputs, aliases, donated, while_trips)
     return Traced(
         name=name,
@@ -116,9 +118,7 @@ def _flatten(
     aliases: tuple[tuple[int, int], ...], donated: frozenset[int], while_trips: float,
 ) -> Graph:  # fmt: skip
     flattener = Flattener(while_trips)
-    arguments = [
-        flattener.value(var.aval, leaf.path) for var, leaf in zip(jaxpr.invars, inputs, strict=True)
-    ]
+    arguments = [flattener.value(var.aval, leaf.path) for var, leaf in zip(jaxpr.invars, inputs, strict=True)]
     results = flattener.walk(jaxpr, consts, arguments, (), 1.0)
     graph = live_ops(
         Graph(
@@ -170,7 +170,9 @@ def _leaf(path: str, aval: Any) -> Leaf:
     return Leaf(path=path, shape=tuple(aval.shape), dtype=str(aval.dtype))
 
 
-def _donated(dynamic_args: Sequence[Any], positions: list[int], donate: Sequence[int], count: int) -> frozenset[int]:
+def _donated(
+    dynamic_args: Sequence[Any], positions: list[int], donate: Sequence[int], count: int
+) -> frozenset[int]:
     chosen = {n % count for n in donate} if count else set()
     donated, offset = set(), 0
     for position, argument in zip(positions, dynamic_args, strict=True):
@@ -206,15 +208,22 @@ def _aliases(
         structure = jax.tree.structure(argument)
         size = structure.num_leaves
         for part, offset in zip(parts, offsets, strict=True):
-            if size == 0 or jax.tree.structure(part) != structure or taken & set(range(offset, offset + size)):
+            if (
+                size == 0
+                or jax.tree.structure(part) != structure
+                or taken & set(range(offset, offset + size))
+            ):
                 continue
             mine, theirs = inputs[first : first + size], outputs[offset : offset + size]
-            drift = [(a, b) for a, b in zip(mine, theirs, strict=True) if (a.shape, a.dtype) != (b.shape, b.dtype)]
+            drift = [
+                (a, b) for a, b in zip(mine, theirs, strict=True) if (a.shape, a.dtype) != (b.shape, b.dtype)
+            ]
             if drift and (size == 1 or 2 * len(drift) > size):
                 continue  # not this argument's next value: it only happens to have the same structure
             if drift:
                 lines = "\n".join(
-                    f"  {a.path}: goes in as {a.dtype}{list(a.shape)}, comes out as {b.dtype}{list(b.shape)}" for a, b in drift
+                    f"  {a.path}: goes in as {a.dtype}{list(a.shape)}, comes out as {b.dtype}{list(b.shape)}"
+                    for a, b in drift
                 )
                 raise TraceError(
                     f"state `{argument_name}` of `{name}` comes back changed, so it can be neither donated nor kept on one "
@@ -228,11 +237,15 @@ def _aliases(
     return tuple(pairs)
 
 
-def _fingerprint(jaxpr: Any, consts: Sequence[Any], inputs: tuple[Leaf, ...], outputs: tuple[Leaf, ...]) -> str:
+def _fingerprint(
+    jaxpr: Any, consts: Sequence[Any], inputs: tuple[Leaf, ...], outputs: tuple[Leaf, ...]
+) -> str:
     digest = hashlib.sha256()
     digest.update(str(jaxpr).encode())
     for const in consts:
-        array = np.asarray(jax.random.key_data(const) if jax.dtypes.issubdtype(const.dtype, jax.dtypes.extended) else const)
+        array = np.asarray(
+            jax.random.key_data(const) if jax.dtypes.issubdtype(const.dtype, jax.dtypes.extended) else const
+        )
         digest.update(f"{array.dtype}{array.shape}".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
     digest.update(repr((inputs, outputs)).encode())

@@ -39,7 +39,12 @@ def build(
 
 class _Builder:
     def __init__(
-        self, graph: Graph, model: CostModel, input_pins: Mapping[int, Allowed], output_pins: Mapping[int, Allowed], cap: int
+        self,
+        graph: Graph,
+        model: CostModel,
+        input_pins: Mapping[int, Allowed],
+        output_pins: Mapping[int, Allowed],
+        cap: int,
     ) -> None:
         self.graph, self.model, self.axes = graph, model, model.axes
         self.input_pins, self.output_pins, self.cap = input_pins, output_pins, cap
@@ -71,7 +76,10 @@ class _Builder:
         outputs = self._outputs()
         self._usages()
         problem = StrategyProblem(
-            nodes=tuple(self.nodes), edges=tuple(self.edges), usages=tuple(self.usages), limit_bytes=limit_bytes
+            nodes=tuple(self.nodes),
+            edges=tuple(self.edges),
+            usages=tuple(self.usages),
+            limit_bytes=limit_bytes,
         )
         return Space(
             problem=problem,
@@ -162,15 +170,17 @@ class _Builder:
     def _readers(self, value: int) -> list[tuple[int, int]]:
         """Readers of a value other than the carry's own bookkeeping."""
         ops = self.graph.ops
-        return [
-            (o, p) for o, p in self.uses[value] if not (ops[o].primitive == "carry_next" and p == 1)
-        ]
+        return [(o, p) for o, p in self.uses[value] if not (ops[o].primitive == "carry_next" and p == 1)]
 
     def _shares_copy(self, value: int, reader: int) -> bool:
         """Whether a reader takes the shared copy: it runs as often as the value is made, and may reshard it."""
         producer, op = self.producers[value], self.graph.ops[reader]
         made = self.graph.ops[producer].trips if producer >= 0 else 1.0
-        if op.primitive == "carry_init" and producer >= 0 and self.graph.ops[producer].primitive == "scan_stack":
+        if (
+            op.primitive == "carry_init"
+            and producer >= 0
+            and self.graph.ops[producer].primitive == "scan_stack"
+        ):
             made /= self._inner_trips(self.graph.ops[producer])
         if op.trips != made and op.primitive != "scan_slice":
             return False
@@ -185,7 +195,9 @@ class _Builder:
             return
         made = self.values[value]
         places = self._all(self.graph.values[value].shape)
-        port = Port(node=self._node(np.zeros(len(places)), f"copy of {self.labels[made.node]}"), places=places)
+        port = Port(
+            node=self._node(np.zeros(len(places)), f"copy of {self.labels[made.node]}"), places=places
+        )
         self.copies[value] = port
         op = self.graph.ops[self.producers[value]]
         trips = op.trips / (self._inner_trips(op) if op.primitive == "scan_stack" else 1.0)
@@ -235,7 +247,9 @@ class _Builder:
                 places = self._all(self.graph.values[value].shape)
                 if position in self.output_pins:
                     places = places[self.output_pins[position](places)]
-                port = Port(node=self._node(np.zeros(len(places)), self.graph.output_paths[position]), places=places)
+                port = Port(
+                    node=self._node(np.zeros(len(places)), self.graph.output_paths[position]), places=places
+                )
             ports[position] = port
             self._edge(made, port, value, tied=False, trips=1.0)
         return ports

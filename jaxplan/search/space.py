@@ -88,8 +88,17 @@ def graph_rules(graph: Graph) -> tuple[Rule, ...]:
             operand_dtypes=tuple(v.dtype for v in operands),
             result_dtypes=tuple(v.dtype for v in results),
         )
-        settings = tuple((k, repr(v)) for k, v in sorted(op.params.items()) if "jaxpr" not in k and "sharding" not in k)
-        key = (op.primitive, shapes.operands, shapes.results, shapes.operand_dtypes, shapes.result_dtypes, settings)
+        settings = tuple(
+            (k, repr(v)) for k, v in sorted(op.params.items()) if "jaxpr" not in k and "sharding" not in k
+        )
+        key = (
+            op.primitive,
+            shapes.operands,
+            shapes.results,
+            shapes.operand_dtypes,
+            shapes.result_dtypes,
+            settings,
+        )
         if key not in cache:
             cache[key] = rule_for(shapes)
         rules.append(cache[key])

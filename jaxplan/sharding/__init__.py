@@ -2,6 +2,7 @@
 
 from .reshard import Step as Step
 from .reshard import reachable as reachable
+from .reshard import reshard_path as reshard_path
 from .reshard import reshard_steps as reshard_steps
 from .reshard import reshard_table as reshard_table
 from .rule import OpShapes as OpShapes

@@ -36,7 +36,9 @@ def reachable(source: np.ndarray, target: np.ndarray) -> np.ndarray:
     return ~(pending & (source[:, None, :] != UNREDUCED)).any(axis=2)
 
 
-def reshard_table(source: np.ndarray, target: np.ndarray, size_bytes: float, axes: MeshAxes, price: Price) -> np.ndarray:
+def reshard_table(
+    source: np.ndarray, target: np.ndarray, size_bytes: float, axes: MeshAxes, price: Price
+) -> np.ndarray:
     """`float64[a, b]`: the summed price of bringing layout `a` to layout `b`.
 
     Args:
@@ -44,17 +46,28 @@ def reshard_table(source: np.ndarray, target: np.ndarray, size_bytes: float, axe
       size_bytes: of the whole, unpartitioned tensor.
       price: of one collective on one axis; called with arrays of bytes.
     """
-    before, after = np.unique(source, axis=0, return_inverse=True), np.unique(target, axis=0, return_inverse=True)
+    before, after = (
+        np.unique(source, axis=0, return_inverse=True),
+        np.unique(target, axis=0, return_inverse=True),
+    )
     table = _table(before[0], after[0], size_bytes, axes, price)
     return table[before[1].reshape(-1)[:, None], after[1].reshape(-1)[None, :]]
 
 
-def _table(source: np.ndarray, target: np.ndarray, size_bytes: float, axes: MeshAxes, price: Price) -> np.ndarray:
+def _table(
+    source: np.ndarray, target: np.ndarray, size_bytes: float, axes: MeshAxes, price: Price
+) -> np.ndarray:
     a, b = source[:, None, :], target[None, :, :]
     local = np.repeat((size_bytes / pieces(source, axes))[:, None], len(target), axis=1)
     total = np.zeros_like(local)
     moves = _moves(a, b)
-    for kind, grows in (("reduce_scatter", -1), ("all_reduce", 0), ("all_slice", -1), ("all_to_all", 0), ("all_gather", 1)):
+    for kind, grows in (
+        ("reduce_scatter", -1),
+        ("all_reduce", 0),
+        ("all_slice", -1),
+        ("all_to_all", 0),
+        ("all_gather", 1),
+    ):
         for index, (_, size) in enumerate(axes):
             if size == 1:
                 continue
@@ -94,7 +107,9 @@ def _reorder(a: np.ndarray, b: np.ndarray, local: np.ndarray, axes: MeshAxes, pr
     return total
 
 
-def reshard_steps(source: np.ndarray, target: np.ndarray, size_bytes: float, axes: MeshAxes) -> tuple[Step, ...]:
+def reshard_steps(
+    source: np.ndarray, target: np.ndarray, size_bytes: float, axes: MeshAxes
+) -> tuple[Step, ...]:
     """The collectives that bring one layout (a row of a place array) to another; empty when they are equal."""
     steps: list[Step] = []
 
@@ -105,3 +120,27 @@ def reshard_steps(source: np.ndarray, target: np.ndarray, size_bytes: float, axe
 
     _table(source[None, :], target[None, :], size_bytes, axes, record)
     return tuple(steps)
+
+
+def reshard_path(source: np.ndarray, target: np.ndarray) -> list[np.ndarray]:
+    """The layouts on the way from `source` to `target` (rows, no pending sums), `target` last.
+
+    The SPMD partitioner replicates a tensor as a last resort ("involuntary full rematerialization") when one
+    constraint asks for a slice over one axis and a gather over another at once; asked one move at a time it does
+    each as the collective it is.  So: all slices, then each all_to_all, then all gathers.
+    """
+    path: list[np.ndarray] = []
+    row = source.copy()
+
+    def move(mask: np.ndarray) -> None:
+        nonlocal row
+        if mask.any():
+            row = np.where(mask, target, row).astype(np.int8)
+            path.append(row)
+
+    move((row == NONE) & (target >= 0))
+    for axis in range(len(row)):
+        crosses = (row >= 0) & (target >= 0) & (row != target)
+        move(crosses & (np.arange(len(row)) == axis))
+    move((row >= 0) & (target == NONE))
+    return path

@@ -174,7 +174,9 @@ def parse_rule(text: str, op: OpShapes) -> Rule:
         for tensor, shape in zip(side, side_shapes, strict=True):
             dims = [re.findall(r"[a-z]", d) for d in tensor.split(",")] if tensor.strip() else []
             if len(dims) != len(shape):
-                raise RuleError(f"rule {text!r} of `{op.primitive}`: [{tensor}] has not the rank of shape {shape}")
+                raise RuleError(
+                    f"rule {text!r} of `{op.primitive}`: [{tensor}] has not the rank of shape {shape}"
+                )
             split[-1].append(dims)
             for names, size in zip(dims, shape, strict=True):
                 if len(names) == 1 and extent.setdefault(names[0], size) != size:
@@ -186,7 +188,9 @@ def parse_rule(text: str, op: OpShapes) -> Rule:
     for names in (n for side in split for dims in side for n in dims):
         for letter in names:
             if letter not in extent:
-                raise RuleError(f"rule {text!r} of `{op.primitive}`: nothing tells how long factor {letter} is")
+                raise RuleError(
+                    f"rule {text!r} of `{op.primitive}`: nothing tells how long factor {letter} is"
+                )
             order.setdefault(letter, len(order))
 
     def group(label: str) -> frozenset[int]:

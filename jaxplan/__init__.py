@@ -1,0 +1,22 @@
+"""jaxplan: shards a JAX train step over a mesh by itself, and says why."""
+
+from .api import Options as Options
+from .api import ShardedStep as ShardedStep
+from .api import auto_shard as auto_shard
+from .api import plan as plan
+from .errors import ArgumentError as ArgumentError
+from .errors import ConstraintError as ConstraintError
+from .errors import HardwareError as HardwareError
+from .errors import InfeasibleError as InfeasibleError
+from .errors import JaxplanError as JaxplanError
+from .errors import MeshError as MeshError
+from .errors import PlanFileError as PlanFileError
+from .errors import PlanMismatchError as PlanMismatchError
+from .errors import RuleError as RuleError
+from .errors import SolverError as SolverError
+from .errors import TraceError as TraceError
+from .plans import Plan as Plan
+from .plans import load_plan as load_plan
+from .sharding import register_rule as register_rule
+
+__version__ = "0.1.0"

@@ -1,0 +1,329 @@
+"""`auto_shard`: a single-device step made to run over a mesh; called like `jax.jit`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh
+
+from ..errors import ArgumentError, PlanMismatchError
+from ..ir import Traced, trace
+from ..lowering import planned_function, sharding_of
+from ..plans import Plan
+from ..units import parse_bytes
+from .arguments import describe_misplaced, is_explicit, outside_any_mesh, shape_of
+from .meshes import Target, target_of
+from .options import Options, as_options
+from .planner import make_plan
+
+
+class _OtherSignature(Exception):
+    """Raised while jax traces a planned step for arguments that it was not planned for."""
+
+
+class _ExplicitArguments(Exception):
+    """Raised while jax traces a planned step for arrays whose mesh axes are Explicit."""
+
+
+class _Variant:
+    """One plan and the jitted step made from it."""
+
+    def __init__(
+        self, traced: Traced, plan: Plan, target: Target, donate: Sequence[int], has_kwargs: bool
+    ) -> None:
+        self.traced, self.plan, self.target = traced, plan, target
+        self.donate, self.has_kwargs = tuple(donate), has_kwargs
+        self._run = planned_function(traced, plan.constraints, target.mesh)
+
+    @functools.cached_property
+    def in_trees(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """NamedShardings in the structure of (dynamic args, dynamic kwargs)."""
+        leaves = [sharding_of(self.target.mesh, tensor.layout) for tensor in self.plan.inputs]
+        args, kwargs = jax.tree.unflatten(self.traced.in_tree, leaves)
+        return tuple(args), dict(kwargs)
+
+    @functools.cached_property
+    def out_tree(self) -> Any:
+        leaves = [sharding_of(self.target.mesh, tensor.layout) for tensor in self.plan.outputs]
+        return jax.tree.unflatten(self.traced.out_tree, leaves)
+
+    def apply(self, *args: Any, **kwargs: Any) -> Any:
+        """The planned step, traced by jax; refuses arguments of another signature than the plan's."""
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        if tree != self.traced.in_tree:
+            raise _OtherSignature
+        for leaf, planned in zip(leaves, self.traced.jaxpr.invars, strict=True):
+            aval = jax.typeof(leaf)
+            if (aval.shape, aval.dtype, aval.weak_type) != (
+                planned.aval.shape,
+                planned.aval.dtype,
+                planned.aval.weak_type,
+            ):
+                raise _OtherSignature
+            if is_explicit(aval):
+                raise _ExplicitArguments
+        return jax.tree.unflatten(self.traced.out_tree, self._run(*leaves))
+
+    @functools.cached_property
+    def jitted(self) -> Callable[..., Any]:
+        """jax.jit of the planned step over the dynamic arguments."""
+        if self.has_kwargs:  # jax.jit takes no in_shardings for keywords: they are placed by `place` first
+            return jax.jit(self._named(), out_shardings=self.out_tree, donate_argnums=self.donate)
+        return jax.jit(
+            self._named(),
+            in_shardings=self.in_trees[0],
+            out_shardings=self.out_tree,
+            donate_argnums=self.donate,
+        )
+
+    def _named(self) -> Callable[..., Any]:
+        def step(*args: Any, **kwargs: Any) -> Any:
+            return self.apply(*args, **kwargs)
+
+        step.__name__ = step.__qualname__ = self.traced.name
+        return step
+
+    def place(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments on the plan's shardings."""
+        args_shardings, kwargs_shardings = self.in_trees
+        return jax.device_put(args, args_shardings), jax.device_put(kwargs, kwargs_shardings)
+
+    def lower(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        shapes, keyword_shapes = jax.tree.map(shape_of, (args, kwargs))
+        if self.has_kwargs:
+
+            def with_sharding(shape: Any, sharding: Any) -> Any:
+                return jax.ShapeDtypeStruct(
+                    shape.shape, shape.dtype, weak_type=shape.weak_type, sharding=sharding
+                )
+
+            shapes, keyword_shapes = jax.tree.map(with_sharding, (shapes, keyword_shapes), self.in_trees)
+        stage = self.jitted.trace(*shapes, **keyword_shapes)
+        if isinstance(self.target.mesh, AbstractMesh):
+            return stage.lower(lowering_platforms=(self.target.platform,))
+        return stage.lower()
+
+
+class ShardedStep:
+    """A step that plans and compiles itself on the first call of each abstract signature.  Made by `auto_shard`."""
+
+    def __init__(
+        self, fn: Callable[..., Any], mesh: Any, *, donate_argnums: Sequence[int], static_argnums: Sequence[int],
+        static_argnames: Sequence[str], hardware: Any, memory_budget: int | str | None,
+        constraints: Mapping[str, Any] | None, options: Options, fixed: Plan | None = None,
+    ) -> None:  # fmt: skip
+        functools.update_wrapper(self, fn)
+        self._fn, self._target = fn, target_of(mesh, hardware)
+        self._donate, self._static, self._static_names = donate_argnums, static_argnums, static_argnames
+        self._budget = budget_of(self._target, memory_budget)
+        self._constraints, self._options, self._fixed = constraints, options, fixed
+        self._variants: dict[Hashable, _Variant] = {}
+        self._last: dict[Hashable, _Variant] = {}
+
+    # -- signatures ---------------------------------------------------------------------------------------
+
+    def _split(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Hashable, tuple[Any, ...], dict[str, Any]]:
+        """(static part, dynamic args, dynamic kwargs)."""
+        if not self._static and not self._static_names:
+            return tuple(kwargs), args, kwargs
+        positions = {n % len(args) for n in self._static if -len(args) <= n < len(args)} if args else set()
+        fixed = tuple((i, args[i]) for i in sorted(positions))
+        fixed_names = tuple((k, kwargs[k]) for k in self._static_names if k in kwargs)
+        dynamic = {k: v for k, v in kwargs.items() if k not in self._static_names}
+        try:
+            hash((fixed, fixed_names))
+        except TypeError:
+            raise ArgumentError(
+                f"a static argument of `{self._fn.__name__}` can't be hashed: {[*fixed, *fixed_names]}; pass a tuple or a "
+                "frozen dataclass, or make it a dynamic argument"
+            ) from None
+        return (
+            (fixed, fixed_names, tuple(dynamic)),
+            tuple(a for i, a in enumerate(args) if i not in positions),
+            dynamic,
+        )
+
+    def _variant(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Variant:
+        """The plan of this signature, made now if it is new."""
+        static, dynamic, dynamic_kwargs = self._split(args, kwargs)
+        leaves, tree = jax.tree.flatten((dynamic, dynamic_kwargs))
+        shapes = [shape_of(leaf) for leaf in leaves]
+        key = (static, tree, tuple((s.shape, str(s.dtype), s.weak_type) for s in shapes))
+        if key not in self._variants:
+            with outside_any_mesh():
+                self._variants[key] = self._plan_variant(args, kwargs, dynamic, dynamic_kwargs)
+        self._last[static] = self._variants[key]
+        return self._variants[key]
+
+    def _plan_variant(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        dynamic: tuple[Any, ...],
+        dynamic_kwargs: dict[str, Any],
+    ) -> _Variant:
+        positions = {n % len(args) for n in self._static if -len(args) <= n < len(args)} if args else set()
+        shaped = tuple(a if i in positions else jax.tree.map(shape_of, a) for i, a in enumerate(args))
+        shaped_kwargs = {
+            k: v if k in self._static_names else jax.tree.map(shape_of, v) for k, v in kwargs.items()
+        }
+        traced = trace(
+            self._fn, shaped, shaped_kwargs, static_argnums=tuple(sorted(positions)), static_argnames=self._static_names,
+            donate_argnums=self._donate, while_trips=self._options.while_trips,
+        )  # fmt: skip
+        donated = {n % len(args) for n in self._donate} if args else set()
+        donate = [i for i, n in enumerate(n for n in range(len(args)) if n not in positions) if n in donated]
+        if self._fixed is not None:
+            plan = _bound(self._fixed, traced, self._target)
+        else:
+            plan = make_plan(traced, self._target, self._budget, self._constraints, self._options)
+        return _Variant(traced, plan, self._target, donate, bool(dynamic_kwargs))
+
+    # -- what users call ----------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        static, dynamic, dynamic_kwargs = self._split(args, kwargs)
+        variant = self._last.get(static)
+        if variant is not None and not dynamic_kwargs:
+            try:
+                if jax.sharding.get_abstract_mesh().empty:
+                    return variant.jitted(*dynamic)
+                with outside_any_mesh():
+                    return variant.jitted(*dynamic)
+            except (_OtherSignature, _ExplicitArguments):
+                pass
+            except ValueError as error:
+                raise describe_misplaced(
+                    error, variant.plan, variant.in_trees, dynamic, dynamic_kwargs
+                ) from error
+        variant = self._variant(args, kwargs)
+        with outside_any_mesh():
+            try:
+                if dynamic_kwargs or any(
+                    is_explicit(jax.typeof(x)) for x in jax.tree.leaves((dynamic, dynamic_kwargs))
+                ):
+                    dynamic, dynamic_kwargs = variant.place(dynamic, dynamic_kwargs)
+                return variant.jitted(*dynamic, **dynamic_kwargs)
+            except ValueError as error:
+                raise describe_misplaced(
+                    error, variant.plan, variant.in_trees, dynamic, dynamic_kwargs
+                ) from error
+
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+        """The Plan for these arguments: arrays or ShapeDtypeStructs; nothing is allocated."""
+        return self._variant(args, kwargs).plan
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """`jax.stages.Lowered` of the planned step; `.compile()` works for compile-only TPU and GPU meshes too."""
+        _, dynamic, dynamic_kwargs = self._split(args, kwargs)
+        variant = self._variant(args, kwargs)
+        with outside_any_mesh():
+            return variant.lower(dynamic, dynamic_kwargs)
+
+    def init(self, init_fn: Callable[..., Any], *args: Any) -> Any:
+        """`init_fn(*args)` under jit, its result created on the plan's shardings: never whole on one device.
+
+        The result must have the structure of one of the step's planned arguments, so `plan` (or a call) comes first.
+
+        Raises:
+          ArgumentError: nothing is planned yet, or no planned argument has this structure and these shapes.
+        """
+        with outside_any_mesh():
+            shapes = jax.eval_shape(init_fn, *args)
+            tree = jax.tree.structure(shapes)
+            wanted = [(s.shape, s.dtype) for s in jax.tree.leaves(shapes)]
+            for variant in reversed(self._variants.values()):
+                first = 0
+                for shardings in variant.in_trees[0]:
+                    size = len(jax.tree.leaves(shardings))
+                    planned = variant.traced.jaxpr.invars[first : first + size]
+                    first += size
+                    if (
+                        jax.tree.structure(shardings) == tree
+                        and [(v.aval.shape, v.aval.dtype) for v in planned] == wanted
+                    ):
+                        return jax.jit(init_fn, out_shardings=shardings)(*args)
+        raise ArgumentError(
+            f"`{getattr(init_fn, '__name__', 'init_fn')}` makes a state that no planned argument of `{self._fn.__name__}` has the "
+            "structure and shapes of. Plan the step first: step.plan(jax.eval_shape(init_fn, ...), batch_shapes)."
+        )
+
+
+def _bound(plan: Plan, traced: Traced, target: Target) -> Plan:
+    """A plan from a file, for this step; refused when the step's leaves or program are not those it was made for."""
+    bound = plan.bind_leaves(traced.inputs, traced.outputs, traced.in_tree, traced.out_tree, target.mesh)
+    if plan.fingerprint != traced.fingerprint and plan.jax_version == jax.__version__:
+        raise PlanMismatchError(
+            f"the plan was made for another program than `{traced.name}`: all its leaves agree, but its computation "
+            f"differs (fingerprint {plan.fingerprint} in the plan, {traced.fingerprint} now). Plan it again."
+        )
+    return bound
+
+
+def budget_of(target: Target, memory_budget: int | str | None) -> int:
+    """Bytes a device: the user's, or the profile's memory less its reserve."""
+    return target.profile.usable_bytes if memory_budget is None else parse_bytes(memory_budget)
+
+
+def auto_shard(
+    train_step: Callable[..., Any] | None = None,
+    mesh: Any = None,
+    *,
+    donate_argnums: int | Sequence[int] = (),
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    hardware: Any = None,
+    memory_budget: int | str | None = None,
+    constraints: Mapping[str, Any] | None = None,
+    options: Options | Mapping[str, Any] | None = None,
+) -> Any:
+    """Shard a single-device step over a mesh.
+
+    Args:
+      train_step: any function that `jax.jit` can trace, written for one device.  Omitted: a decorator.
+      mesh: a `jax.sharding.Mesh` of any axis types, or an `AbstractMesh` (with `hardware`) for planning alone.
+      donate_argnums, static_argnums, static_argnames: as in `jax.jit`.
+      hardware: a profile or its name; by default found from the mesh's devices.
+      memory_budget: bytes a device, or text such as "14GiB"; by default the profile's memory less its reserve.
+        A hard limit.
+      constraints: glob on tree paths of arguments and results -> PartitionSpec (UNCONSTRAINED dims are left open) or
+        "replicated".
+      options: see `Options`; a mapping of its fields will do.
+
+    Returns:
+      A `ShardedStep`: called like the step itself; with `.plan`, `.lower` and `.init`.
+
+    Raises:
+      MeshError, HardwareError, ArgumentError: at once.  ConstraintError, InfeasibleError: when it plans.
+    """
+    if train_step is not None and not callable(train_step):
+        raise ArgumentError(
+            f"auto_shard's first argument must be the step, a function; got {type(train_step).__name__}"
+        )
+    if mesh is None:
+        mesh = jax.sharding.get_mesh()
+        if mesh.empty:
+            raise ArgumentError("auto_shard needs a mesh: pass one, or call it under jax.set_mesh(mesh)")
+
+    def wrap(fn: Callable[..., Any]) -> ShardedStep:
+        return ShardedStep(
+            fn, mesh, donate_argnums=_ints(donate_argnums), static_argnums=_ints(static_argnums),
+            static_argnames=(static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames),
+            hardware=hardware, memory_budget=memory_budget, constraints=constraints, options=as_options(options),
+        )  # fmt: skip
+
+    return wrap if train_step is None else wrap(train_step)
+
+
+def _ints(numbers: int | Sequence[int]) -> tuple[int, ...]:
+    return (numbers,) if isinstance(numbers, int) else tuple(numbers)
+
+
+def plan(train_step: Callable[..., Any], mesh: Any, *shapes: Any, **settings: Any) -> Plan:
+    """The Plan of a step on a mesh; `settings` as in `auto_shard`, everything else in `shapes` is an argument."""
+    return auto_shard(train_step, mesh, **settings).plan(*shapes)

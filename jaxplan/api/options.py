@@ -1,0 +1,76 @@
+"""What a user may set about the planning itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ArgumentError
+
+TEMPLATES = ("data", "zero1", "fsdp", "megatron", "tensor_fsdp")
+"""The hand-written plans that every search is compared with, also available by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of the planner.
+
+    Attributes:
+      search: "ilp" (default), or a template by name: "data", "zero1", "fsdp", "megatron", "tensor_fsdp".
+      time_limit_s: of one solve; None waits for the proof.  A limit that strikes makes the result depend on the
+        machine's speed, and the plan says so.
+      relative_gap: the search stops when the proved bound is this close.
+      while_trips: iterations assumed for a `while` whose trip count is unknown before it runs.
+      overlap: share of every collective that is hidden behind computation, 0 to 1.  0 is the careful default.
+      compare_templates: also plan the templates and never return a worse plan than the best of them.
+      strict: a primitive without a sharding rule is an error instead of a warning.
+      max_strategies: of one operation (large meshes); see `search.build`.
+      seed: of the search.
+      progress: print what is going on to stderr; None: only when it is a terminal.
+    """
+
+    search: str = "ilp"
+    time_limit_s: float | None = 120.0
+    relative_gap: float = 1e-4
+    while_trips: float = 16.0
+    overlap: float = 0.0
+    compare_templates: bool = True
+    strict: bool = False
+    max_strategies: int = 96
+    seed: int = 0
+    progress: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.search != "ilp" and self.search not in TEMPLATES:
+            raise ArgumentError(
+                f'options.search={self.search!r} is unknown: use "ilp" or a template, one of {", ".join(TEMPLATES)}'
+            )
+        if not 0 <= self.overlap < 1:
+            raise ArgumentError(
+                f"options.overlap={self.overlap!r} must be in [0, 1): the share of communication hidden"
+            )
+        if self.time_limit_s is not None and not self.time_limit_s > 0:
+            raise ArgumentError(
+                f"options.time_limit_s={self.time_limit_s!r} must be positive, or None for no limit"
+            )
+        if not self.while_trips > 0:
+            raise ArgumentError(f"options.while_trips={self.while_trips!r} must be positive")
+
+
+def as_options(options: Options | Mapping[str, Any] | None) -> Options:
+    """Options from an Options, a mapping of its fields, or None.
+
+    Raises:
+      ArgumentError: an unknown field or a bad value.
+    """
+    if options is None:
+        return Options()
+    if isinstance(options, Options):
+        return options
+    known = {field.name for field in dataclasses.fields(Options)}
+    unknown = sorted(set(options) - known)
+    if unknown:
+        raise ArgumentError(f"unknown options {unknown}: the options are {sorted(known)}")
+    return Options(**dict(options))

@@ -1,0 +1,145 @@
+"""Users' constraints -> masks over the layouts of argument and result leaves."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ..errors import ConstraintError
+from ..ir import Leaf, Traced
+from ..search.build import Allowed
+from ..sharding import MeshAxes
+
+Constraints = Mapping[str, Any]
+
+
+def pins_of(
+    traced: Traced, axes: MeshAxes, constraints: Constraints | None
+) -> tuple[dict[int, Allowed], dict[int, Allowed]]:
+    """Masks by input position and by output position.
+
+    `constraints` maps a glob on tree paths ("state/params/**/kernel", "batch/*") to a PartitionSpec, to
+    "replicated", or to a NamedSharding.  `PartitionSpec.UNCONSTRAINED` leaves a dimension to the planner; dimensions
+    that the spec doesn't mention are uncut, as in JAX.
+
+    Raises:
+      ConstraintError: a pattern matches nothing, an axis is unknown, a spec is longer than the tensor, doesn't
+        divide, uses an axis twice, or clashes with another; all offenders at once.
+    """
+    inputs: dict[int, Allowed] = {}
+    outputs: dict[int, Allowed] = {}
+    faults: list[str] = []
+    said: dict[str, tuple[str, str]] = {}
+    for pattern, wish in (constraints or {}).items():
+        hit = False
+        for leaves, pins in ((traced.inputs, inputs), (traced.outputs, outputs)):
+            for position, leaf in enumerate(leaves):
+                if not matches(pattern, leaf.path):
+                    continue
+                hit = True
+                fault, allowed = _mask(pattern, wish, leaf, axes)
+                if fault:
+                    faults.append(fault)
+                    continue
+                other = said.get(leaf.path)
+                if other is not None and other[1] != str(wish):
+                    faults.append(
+                        f"{leaf.path}: {pattern!r} says {wish}, {other[0]!r} says {other[1]}; keep one of them"
+                    )
+                said[leaf.path] = (pattern, str(wish))
+                pins[position] = allowed
+        if not hit:
+            paths = [leaf.path for leaf in (*traced.inputs, *traced.outputs)]
+            near = difflib.get_close_matches(pattern.replace("*", ""), paths, n=3, cutoff=0.3) or paths[:3]
+            faults.append(f"{pattern!r} matches no argument or result; did you mean {', '.join(near)}?")
+    aliased_out = {o: i for i, o in traced.graph.aliases}
+    for position, allowed in outputs.items():
+        if position in aliased_out and aliased_out[position] not in inputs:
+            inputs[aliased_out[position]] = (
+                allowed  # state keeps one sharding: a pin on its next value pins both
+            )
+    if faults:
+        raise ConstraintError("constraints can't be met:\n  " + "\n  ".join(faults))
+    return inputs, outputs
+
+
+def matches(pattern: str, path: str) -> bool:
+    """Glob on tree paths: `*` stays within one part, `**` crosses parts."""
+    if "**" not in pattern:
+        return pattern.count("/") == path.count("/") and all(
+            fnmatch.fnmatchcase(b, a) for a, b in zip(pattern.split("/"), path.split("/"), strict=True)
+        )
+    expression = (
+        re.escape(pattern).replace(r"\*\*/", "(?:.*/)?").replace(r"\*\*", ".*").replace(r"\*", "[^/]*")
+    )
+    return re.fullmatch(expression.replace(r"\?", "[^/]"), path) is not None
+
+
+def _mask(pattern: str, wish: Any, leaf: Leaf, axes: MeshAxes) -> tuple[str, Allowed]:
+    if isinstance(wish, NamedSharding):
+        wish = wish.spec
+    if isinstance(wish, str):
+        if wish != "replicated":
+            return f'{leaf.path}: {pattern!r} -> {wish!r}: write a PartitionSpec or "replicated"', _anything
+        wish = PartitionSpec()
+    if not isinstance(wish, PartitionSpec):
+        return f'{leaf.path}: {pattern!r} -> {wish!r} is neither a PartitionSpec nor "replicated"', _anything
+    if len(wish) > len(leaf.shape):
+        return (
+            f"{leaf.path}: {wish} has {len(wish)} entries, the tensor {leaf.dtype}{list(leaf.shape)} {len(leaf.shape)} dimensions",
+            _anything,
+        )
+    sizes = dict(axes)
+    index = {name: i for i, (name, _) in enumerate(axes)}
+    fixed: dict[int, int] = {}
+    free_dims = set()
+    for d, entry in enumerate(wish):
+        if entry is PartitionSpec.UNCONSTRAINED:
+            free_dims.add(d)
+            continue
+        names = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+        unknown = [n for n in names if n not in sizes]
+        if unknown:
+            return (
+                f"{leaf.path}: {wish} names axis {unknown[0]!r}; the mesh has {', '.join(sizes)}",
+                _anything,
+            )
+        product = math.prod(sizes[n] for n in names)
+        if leaf.shape[d] % product:
+            return (
+                f"{leaf.path}: {wish} cuts dimension {d} of {leaf.dtype}{list(leaf.shape)} in {product} pieces, "
+                f"which doesn't divide {leaf.shape[d]}; pad it to {-(-leaf.shape[d] // product) * product} or leave it uncut"
+            ), _anything
+        for name in names:
+            if index[name] in fixed:
+                return f"{leaf.path}: {wish} uses axis {name!r} twice", _anything
+            if sizes[name] > 1:
+                fixed[index[name]] = d
+    return "", _fixed_or_free(fixed, free_dims, len(axes))
+
+
+def _anything(places: np.ndarray) -> np.ndarray:
+    return np.ones(len(places), bool)
+
+
+def _fixed_or_free(
+    fixed: Mapping[int, int], free_dims: set[int], n_axes: int
+) -> Callable[[np.ndarray], np.ndarray]:
+    def allowed(places: np.ndarray) -> np.ndarray:
+        keep = np.ones(len(places), bool)
+        for axis in range(n_axes):
+            column = places[:, axis]
+            if axis in fixed:
+                keep &= column == fixed[axis]
+            else:
+                keep &= (column < 0) | np.isin(column, sorted(free_dims))
+        return keep
+
+    return allowed

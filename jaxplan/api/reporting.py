@@ -1,0 +1,194 @@
+"""A checked candidate -> the Plan that the user gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+
+from ..cost import CostModel, collective_wire_bytes
+from ..ir import Traced
+from ..plans import Alternative, Plan, PlanCost, PlannedCollective, TensorPlan
+from ..sharding import Layout, layout_of_places, places_of_layout
+from .meshes import Target
+from .options import Options
+
+if TYPE_CHECKING:
+    from .planner import Candidate
+
+
+def finished_plan(
+    traced: Traced, target: Target, model: CostModel, best: Candidate, kinds: Sequence[str], budget_bytes: int,
+    options: Options, templates: Mapping[str, float], search_s: float,
+) -> Plan:  # fmt: skip
+    """Write a candidate up: tensors, collectives as the partitioner inserts them, cost, warnings."""
+    collectives = _collectives(traced, target, model, best)
+    warnings = _warnings(traced, target, best)
+    return Plan(
+        name=traced.name,
+        fingerprint=traced.fingerprint,
+        axes=target.axes,
+        device_kind=target.device_kind,
+        hardware=target.profile.name,
+        budget_bytes=budget_bytes,
+        inputs=_inputs(traced, target, best, kinds),
+        outputs=_outputs(traced, target, best),
+        constraints=best.checked.constraints,
+        collectives=collectives,
+        cost=_cost(traced, best, collectives, options, search_s),
+        warnings=warnings,
+        assumptions=(*traced.graph.assumptions, *_stated(options)),
+        alternatives=_alternatives(traced, target, best),
+        templates=dict(sorted(templates.items())),
+        search=best.name,
+        jax_version=jax.__version__,
+        mesh=target.mesh,
+        in_tree=traced.in_tree,
+        out_tree=traced.out_tree,
+    )
+
+
+def _stated(options: Options) -> tuple[str, ...]:
+    return (
+        f"{options.overlap:.0%} of every collective is taken to be hidden behind computation (options.overlap)",
+    )
+
+
+def _local(size: float, layout: Layout, target: Target) -> int:
+    return int(np.ceil(size / layout.shards(target.axes)))
+
+
+def _inputs(traced: Traced, target: Target, best: Candidate, kinds: Sequence[str]) -> tuple[TensorPlan, ...]:
+    graph = traced.graph
+    next_of = {i: traced.outputs[o].path for i, o in graph.aliases}
+    return tuple(
+        TensorPlan(
+            path=leaf.path, shape=leaf.shape, dtype=leaf.dtype, layout=layout, bytes=int(graph.values[v].bytes),
+            local_bytes=_local(graph.values[v].bytes, layout, target), alias=next_of.get(i, ""), kind=kinds[i],
+        )
+        for i, (leaf, v, layout) in enumerate(zip(traced.inputs, graph.inputs, best.inputs, strict=True))
+    )  # fmt: skip
+
+
+def _outputs(traced: Traced, target: Target, best: Candidate) -> tuple[TensorPlan, ...]:
+    graph = traced.graph
+    from_input = {o: traced.inputs[i].path for i, o in graph.aliases}
+    return tuple(
+        TensorPlan(
+            path=leaf.path, shape=leaf.shape, dtype=leaf.dtype, layout=layout, bytes=int(graph.values[v].bytes),
+            local_bytes=_local(graph.values[v].bytes, layout, target), alias=from_input.get(i, ""), kind="result",
+        )
+        for i, (leaf, v, layout) in enumerate(zip(traced.outputs, graph.outputs, best.outputs, strict=True))
+    )  # fmt: skip
+
+
+def _collectives(
+    traced: Traced, target: Target, model: CostModel, best: Candidate
+) -> tuple[PlannedCollective, ...]:
+    rows = []
+    for item, op_index in best.checked.collectives:
+        if item.kind == "all_slice":
+            continue  # every device keeps a part of what it has: nothing is sent
+        op = traced.graph.ops[op_index] if 0 <= op_index < len(traced.graph.ops) else None
+        rows.append(
+            PlannedCollective(
+                kind=item.kind,
+                axes=tuple(item.axes),
+                bytes=int(item.bytes),
+                wire_bytes=int(
+                    collective_wire_bytes(item.kind, item.bytes, [model.link(a).size for a in item.axes])
+                ),
+                trips=item.trips,
+                seconds_s=model.collective_over(item.kind, item.bytes, item.axes) * item.trips,
+                where=op.source if op else item.scope,
+                primitive=op.primitive if op else "",
+            )
+        )
+    return tuple(rows)
+
+
+def _cost(
+    traced: Traced, best: Candidate, rows: Sequence[PlannedCollective], options: Options, search_s: float
+) -> PlanCost:
+    seconds: dict[str, float] = {}
+    sent: dict[str, int] = {}
+    for row in rows:
+        name = "+".join(row.axes)
+        seconds[name] = seconds.get(name, 0.0) + row.seconds_s
+        sent[name] = sent.get(name, 0) + int(row.wire_bytes * row.trips)
+    ops = traced.graph.ops
+    return PlanCost(
+        step_s=best.step_s(options.overlap),
+        compute_s=best.compute_s,
+        comm_s=best.comm_s,
+        exposed_comm_s=best.comm_s * (1 - options.overlap),
+        comm_s_by_axis=dict(sorted(seconds.items())),
+        comm_bytes=sum(sent.values()),
+        comm_bytes_by_axis=dict(sorted(sent.items())),
+        peak_bytes=best.memory.peak_bytes,
+        peak_parts=dict(best.memory.parts),
+        peak_where=ops[best.memory.peak_time].source if ops else "",
+        termination=best.result.termination.value if best.name == "ilp" else "template",
+        objective_s=best.result.objective_s,
+        bound_s=best.result.bound_s,
+        gap=best.result.gap,
+        search_s=search_s,
+    )
+
+
+def _warnings(traced: Traced, target: Target, best: Candidate) -> tuple[str, ...]:
+    graph = traced.graph
+    warnings = []
+    unknown: dict[str, str] = {}
+    for op, rule in zip(graph.ops, best.space.rules, strict=True):
+        if rule.note:
+            unknown.setdefault(op.primitive, op.source)
+    for primitive, source in sorted(unknown.items()):
+        warnings.append(
+            f"`{primitive}` at {source} has no sharding rule and is replicated; jaxplan.register_rule can give it one"
+        )
+    producers = graph.producers()
+    for value, layout in sorted(best.checked.differing.items())[:20]:
+        op = graph.ops[producers[value]]
+        planned = layout_of_places(best.decision.values[value], len(graph.values[value].shape), target.axes)
+        warnings.append(
+            f"the partitioner lays `{op.primitive}` at {op.source} {list(graph.values[value].shape)} out as {layout}, "
+            f"planned was {planned}; the cost counts what the partitioner does"
+        )
+    return (*warnings, *best.checked.warnings)
+
+
+def _alternatives(traced: Traced, target: Target, best: Candidate) -> dict[str, tuple[Alternative, ...]]:
+    """For every input leaf what its other layouts would cost, its neighbours' choices kept.
+
+    An upper bound: a new search with that layout pinned can only do better.
+    """
+    problem, assignment = best.space.problem, best.result.assignment
+    adjacent: dict[int, list[tuple[int, np.ndarray, np.ndarray | None, bool]]] = {}
+    for edge in problem.edges:
+        adjacent.setdefault(edge.tail, []).append((edge.head, edge.costs_s, edge.allowed, True))
+        adjacent.setdefault(edge.head, []).append((edge.tail, edge.costs_s, edge.allowed, False))
+    rows: dict[str, tuple[Alternative, ...]] = {}
+    for leaf, value in zip(traced.inputs, traced.graph.inputs, strict=True):
+        port = best.space.values[value]
+        total = problem.nodes[port.node].costs_s.copy()
+        possible = np.ones(len(total), bool)
+        for other, costs, allowed, first in adjacent.get(port.node, ()):
+            total += costs[:, assignment[other]] if first else costs[assignment[other], :]
+            if allowed is not None:
+                possible &= allowed[:, assignment[other]] if first else allowed[assignment[other], :]
+        chosen = places_of_layout(best.inputs[traced.graph.inputs.index(value)], target.axes)
+        delta = total - total[assignment[port.node]]
+        found = [
+            Alternative(
+                layout=layout_of_places(row, len(leaf.shape), target.axes),
+                objective_s=best.result.objective_s + float(delta[i]),
+                fits=True,
+            )
+            for i, row in enumerate(port.places)
+            if possible[i] and not np.array_equal(row, chosen)
+        ]
+        rows[leaf.path] = tuple(sorted(found, key=lambda a: (a.objective_s, str(a.layout))))[:8]
+    return rows

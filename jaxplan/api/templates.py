@@ -1,0 +1,104 @@
+"""The hand-written plans that experts use, as pins on arguments; the rest is left to the search.
+
+They say what is the batch and what is state by data flow, never by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..ir import Graph
+from ..search.build import Allowed
+from ..sharding import MeshAxes, Rule
+
+
+def input_kinds(graph: Graph, rules: Sequence[Rule]) -> tuple[str, ...]:
+    """For every input: "parameter", "optimizer", "state" or "batch".
+
+    State comes back as a result.  A parameter is floating-point state that reaches a matrix product; what only
+    reaches the next state (moments, averages) is optimizer state.
+    """
+    reaches = [False] * len(graph.values)
+    for _ in range(2):  # twice: a loop's carry is read before its next value is made
+        for op, rule in zip(reversed(graph.ops), reversed(rules), strict=True):
+            onward = rule.matmul or any(reaches[v] for v in op.results)
+            if op.primitive == "carry_next":
+                onward = reaches[op.operands[1]]
+            if onward:
+                for value in op.operands:
+                    reaches[value] = True
+    comes_back = {i for i, _ in graph.aliases}
+    kinds = []
+    for position, value in enumerate(graph.inputs):
+        tensor = graph.values[value]
+        if position not in comes_back:
+            kinds.append("batch")
+        elif "float" not in tensor.dtype:
+            kinds.append("state")
+        else:
+            kinds.append("parameter" if reaches[value] else "optimizer")
+    return tuple(kinds)
+
+
+def template_pins(name: str, graph: Graph, kinds: Sequence[str], axes: MeshAxes) -> dict[int, Allowed] | None:
+    """Pins by input position of the named template; None when the mesh has too few axes for it.
+
+    - data: the batch cut over all axes, all state replicated.
+    - zero1: data, with optimizer state cut over all axes.
+    - fsdp: data, with all state cut over all axes.
+    - megatron: the batch cut over all axes but the last, parameters and their optimizer state over the last.
+    - tensor_fsdp: the batch as in megatron, all state cut over all axes.
+    """
+    every = [a for a, (_, size) in enumerate(axes) if size > 1]
+    if not every or (name in ("megatron", "tensor_fsdp") and len(axes) < 2 and name == "tensor_fsdp"):
+        return None
+    outer, last = (
+        ([a for a in every if a != len(axes) - 1], [len(axes) - 1])
+        if name in ("megatron", "tensor_fsdp")
+        else (every, [])
+    )
+    pins: dict[int, Allowed] = {}
+    for position, kind in enumerate(kinds):
+        shape = graph.values[graph.inputs[position]].shape
+        if kind == "batch":
+            pins[position] = _leading(outer, last, shape, axes)
+        elif name == "data" or (name == "zero1" and kind == "parameter"):
+            pins[position] = _within([], len(axes))
+        elif name == "megatron":
+            pins[position] = _within(last, len(axes))
+        elif name in ("zero1", "fsdp", "tensor_fsdp"):
+            pins[position] = _most_cut(every)
+    return pins
+
+
+def _leading(cut: list[int], never: list[int], shape: tuple[int, ...], axes: MeshAxes) -> Allowed:
+    """The first dimension cut over `cut` where that divides (as many axes as do), nothing else cut."""
+
+    def allowed(places: np.ndarray) -> np.ndarray:
+        simple = ((places == 0) | (places < 0)).all(axis=1)
+        for axis in range(len(axes)):
+            if axis not in cut:
+                simple &= places[:, axis] < 0
+        count = (places[:, cut] == 0).sum(axis=1) if cut else np.zeros(len(places))
+        most = count[simple].max()
+        return simple & (count == most)
+
+    return allowed
+
+
+def _within(allowed_axes: list[int], n_axes: int) -> Allowed:
+    """Only these axes may cut the tensor."""
+    others = [a for a in range(n_axes) if a not in allowed_axes]
+    return lambda places: (places[:, others] < 0).all(axis=1) if others else np.ones(len(places), bool)
+
+
+def _most_cut(axes: list[int]) -> Allowed:
+    """Cut over as many of the axes as divide."""
+
+    def allowed(places: np.ndarray) -> np.ndarray:
+        count = (places[:, axes] >= 0).sum(axis=1)
+        return np.asarray(count == count.max())
+
+    return allowed

@@ -1,0 +1,8 @@
+"""From decided layouts to an XLA program, and the proof that it is the program that was planned."""
+
+from .check import Checked as Checked
+from .check import check as check
+from .constrain import planned_constraints as planned_constraints
+from .jit import lower_flat as lower_flat
+from .jit import planned_function as planned_function
+from .jit import sharding_of as sharding_of

@@ -1,0 +1,116 @@
+"""Ask the partitioner what it will do with a plan, and compare that with what was decided.
+
+No plan is returned unchecked: the planned step is lowered, Shardy's own passes propagate its shardings and insert
+its collectives, and those are what the plan reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..ir import Graph, Traced
+from ..plans import Constraint
+from ..sharding import Layout, MeshAxes, Rule, layout_of_places
+from ..sharding.partitioner import Collective, Partitioned, partition
+from .constrain import finished, pin_values
+from .jit import lower_flat
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """A plan as the partitioner realises it.
+
+    Attributes:
+      constraints: all pins, those added here included.
+      collectives: what the partitioner inserts, with the operation of each (-1: unknown).
+      differing: values whose layout still differs from the decision, with the layout found.
+      rounds: how often the step was lowered.
+    """
+
+    constraints: tuple[Constraint, ...]
+    collectives: tuple[tuple[Collective, int], ...]
+    differing: Mapping[int, Layout]
+    rounds: int
+    warnings: tuple[str, ...]
+
+
+def check(
+    traced: Traced,
+    rules: tuple[Rule, ...],
+    axes: MeshAxes,
+    mesh: object,
+    inputs: Sequence[Layout],
+    outputs: Sequence[Layout],
+    values: Mapping[int, np.ndarray],
+    constraints: tuple[Constraint, ...],
+    *,
+    platform: str,
+    max_rounds: int = 6,
+) -> Checked:
+    """Lower, partition, compare; pin what propagation chose otherwise and look again.
+
+    Args:
+      mesh: an AbstractMesh with Auto axes.
+      values: the decided layout row of every value.
+    """
+    graph = traced.graph
+    for round_number in range(1, max_rounds + 1):
+        lowered = lower_flat(traced, constraints, mesh, inputs, outputs, platform=platform)
+        text = lowered.compiler_ir("stablehlo").operation.get_asm(enable_debug_info=True)
+        result = partition(text)
+        differing = _differences(graph, axes, values, result)
+        pinned = {c.site for c in constraints}
+        fresh = [v for v in differing if graph.values[v].site not in pinned]
+        first = _first_differences(graph, fresh, differing)
+        if not first or round_number == max_rounds:
+            break
+        constraints += pin_values(graph, axes, values, first, rules)
+    return Checked(
+        constraints=constraints,
+        collectives=tuple((c, _operation(c.scope)) for c in result.collectives),
+        differing=differing,
+        rounds=round_number,
+        warnings=tuple(result.warnings),
+    )
+
+
+def _operation(scope: str) -> int:
+    """The operation that a scope such as "jit(step)/jp12/dot_general" names; -1 for none."""
+    for part in reversed(scope.split("/")):
+        if part.startswith("jp") and part[2:].isdigit():
+            return int(part[2:])
+    return -1
+
+
+def _differences(
+    graph: Graph, axes: MeshAxes, values: Mapping[int, np.ndarray], result: Partitioned
+) -> dict[int, Layout]:
+    """Values whose last StableHLO operation of their own carries another sharding than was decided."""
+    found: dict[int, Layout] = {}
+    by_op: dict[int, list[int]] = {op.index: [v for v in op.results if v in values] for op in graph.ops}
+    for entry in result.ops:
+        op = _operation(entry.scope)
+        for value in by_op.get(op, ()):
+            for shape, dims in zip(entry.shapes, entry.layouts, strict=True):
+                if tuple(shape) == graph.values[value].shape and shape:
+                    found[value] = Layout(dims=tuple(tuple(d) for d in dims))
+    differing = {}
+    for value, layout in sorted(found.items()):
+        wanted = layout_of_places(finished(values[value]), len(graph.values[value].shape), axes)
+        if [set(d) for d in wanted.dims] != [set(d) for d in layout.dims]:
+            differing[value] = layout
+    return differing
+
+
+def _first_differences(graph: Graph, fresh: Sequence[int], differing: Mapping[int, Layout]) -> list[int]:
+    """Those that no other difference explains: none of their operation's operands differs."""
+    producers = graph.producers()
+    first = [
+        value
+        for value in fresh
+        if not any(operand in differing for operand in graph.ops[producers[value]].operands)
+    ]
+    return first or list(fresh[:1])

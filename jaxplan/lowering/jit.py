@@ -1,0 +1,78 @@
+"""A traced step and its layouts -> a jitted function, ready to lower, compile or call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+
+from ..ir import Graph, Site, Traced
+from ..plans import Constraint
+from ..sharding import Layout
+from .replay import Replay
+
+
+def scopes_of(graph: Graph) -> dict[tuple[tuple[int, ...], int], str]:
+    """A name for every equation that the planner knows: "jp12" is operation 12 of the graph."""
+    names: dict[tuple[tuple[int, ...], int], str] = {}
+    for op in graph.ops:
+        for value in op.results:
+            site = graph.values[value].site
+            if site is not None and site.kind == "result" and op.primitive != "scan_stack":
+                names[site.frame, site.equation] = f"jp{op.index}"
+    return names
+
+
+def sharding_of(mesh: Any, layout: Layout) -> NamedSharding:
+    """The NamedSharding of a layout without pending sums."""
+    return NamedSharding(mesh, layout.spec())
+
+
+def planned_function(
+    traced: Traced, constraints: Sequence[Constraint], mesh: Any
+) -> Callable[..., list[Any]]:
+    """`leaves -> leaves`: the step with the plan's constraints written in; `mesh` has Auto axes."""
+    pins: dict[Site, tuple[NamedSharding, ...]] = {}
+    for constraint in constraints:
+        pins[constraint.site] = (*pins.get(constraint.site, ()), sharding_of(mesh, constraint.layout))
+    replay = Replay(pins, scopes_of(traced.graph))
+
+    def run(*leaves: Any) -> list[Any]:
+        return replay.run(traced.jaxpr, traced.consts, leaves)
+
+    run.__name__ = traced.name
+    return run
+
+
+def lower_flat(
+    traced: Traced,
+    constraints: Sequence[Constraint],
+    mesh: Any,
+    inputs: Sequence[Layout],
+    outputs: Sequence[Layout],
+    *,
+    platform: str | None = None,
+) -> Any:
+    """`jax.stages.Lowered` of the planned step over flat leaves; no device is needed for an AbstractMesh."""
+    shapes = [
+        jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type)
+        for v in traced.jaxpr.invars
+    ]
+    jitted = jax.jit(
+        planned_function(traced, constraints, mesh),
+        in_shardings=tuple(sharding_of(mesh, layout) for layout in inputs),
+        out_shardings=[sharding_of(mesh, layout) for layout in outputs],
+        keep_unused=True,
+    )
+    stage = jitted.trace(*shapes)
+    return stage.lower() if platform is None else stage.lower(lowering_platforms=(platform,))
+
+
+def constraint_counts(constraints: Sequence[Constraint]) -> Mapping[str, int]:
+    """How many constraints there are of each reason."""
+    counts: dict[str, int] = {}
+    for constraint in constraints:
+        counts[constraint.why] = counts.get(constraint.why, 0) + 1
+    return counts

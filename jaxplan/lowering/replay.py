@@ -1,0 +1,101 @@
+"""Run a jaxpr again with layouts pinned at chosen places, inside scan, while, cond and remat too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+
+from .._jax import Literal, as_closed, equation_context
+from ..ir import Site
+from ..ir.flatten import CALLS
+
+Pins = Mapping[Site, tuple[NamedSharding, ...]]
+"""Sharding constraints by place; several at one place are applied one after another."""
+
+_KEPT_CALLS = frozenset({"checkpoint", "remat", "remat2"})
+"""Calls that mean something to the compiler and must stay: their bodies are recomputed, not kept."""
+
+
+class Replay:
+    """Evaluates a jaxpr under a jax trace with `pins` applied; `scopes` names equations for the partitioner's report.
+
+    Args:
+      pins: what to constrain where.
+      scopes: (frame, equation) -> the name of its `jax.named_scope`.
+    """
+
+    def __init__(self, pins: Pins, scopes: Mapping[tuple[tuple[int, ...], int], str]) -> None:
+        self._pins = pins
+        self._scopes = scopes
+
+    def run(
+        self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any], frame: tuple[int, ...] = ()
+    ) -> list[Any]:
+        """The results of `jaxpr` on `arguments`."""
+        env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+        for i, (var, argument) in enumerate(zip(jaxpr.invars, arguments, strict=True)):
+            env[var] = self._pin(Site(frame, "enter", -1, i), argument)
+
+        def read(atom: Any) -> Any:
+            return atom.val if isinstance(atom, Literal) else env[atom]
+
+        for position, eqn in enumerate(jaxpr.eqns):
+            operands = [
+                self._pin(Site(frame, "operand", position, i), read(atom))
+                for i, atom in enumerate(eqn.invars)
+            ]
+            scope = self._scopes.get((frame, position), "")
+            with equation_context(eqn, scope):
+                results = self._equation(eqn, position, operands, frame)
+            for i, (var, result) in enumerate(zip(eqn.outvars, results, strict=True)):
+                env[var] = self._pin(Site(frame, "result", position, i), result)
+        return [self._pin(Site(frame, "leave", -1, i), read(atom)) for i, atom in enumerate(jaxpr.outvars)]
+
+    def _pin(self, site: Site, value: Any) -> Any:
+        for sharding in self._pins.get(site, ()):
+            value = jax.lax.with_sharding_constraint(value, sharding)
+        return value
+
+    def _equation(
+        self, eqn: Any, position: int, operands: list[Any], frame: tuple[int, ...]
+    ) -> Sequence[Any]:
+        name, params = eqn.primitive.name, eqn.params
+        inner = (*frame, position)
+        if name in CALLS and CALLS[name] in params and name not in _KEPT_CALLS:
+            jaxpr, consts = as_closed(params[CALLS[name]])
+            return self.run(jaxpr, consts, operands, inner)
+        if name in _KEPT_CALLS:
+            changed = {"jaxpr": self._body(params["jaxpr"], inner)}
+        elif name == "scan":
+            changed = {"jaxpr": self._body(params["jaxpr"], inner)}
+        elif name == "while":
+            changed = {
+                "cond_jaxpr": self._body(params["cond_jaxpr"], (*inner, 0)),
+                "body_jaxpr": self._body(params["body_jaxpr"], (*inner, 1)),
+            }
+        elif name == "cond":
+            changed = {
+                "branches": tuple(self._body(b, (*inner, i)) for i, b in enumerate(params["branches"]))
+            }
+        else:
+            results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(params))
+            return results if eqn.primitive.multiple_results else [results]
+        return eqn.primitive.bind(*operands, **{**params, **changed})
+
+    def _body(self, body: Any, frame: tuple[int, ...]) -> Any:
+        """`body` (open or closed, as its primitive wants it) with the pins of `frame` and below written in."""
+        jaxpr, consts = as_closed(body)
+        shapes = [
+            jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in jaxpr.invars
+        ]
+        closed = jax.make_jaxpr(lambda *arguments: self.run(jaxpr, consts, arguments, frame))(*shapes)
+        if (
+            jaxpr is body and as_closed(closed)[0] is not closed
+        ):  # an open Jaxpr went in, an open one must come out
+            if closed.consts:
+                raise AssertionError(f"a remat body captured {len(closed.consts)} constants")
+            return closed.jaxpr
+        return closed
