@@ -1,14 +1,19 @@
-"""The Plan: where every tensor lies, what it costs and why.  A frozen value; nothing here knows a solver."""
+"""The Plan: where every tensor lies, what it costs and why.  A frozen value; nothing here knows a solver.
+
+What a plan can do (print, save, explain, ...) is one module each beside this one; they need the types defined
+here, so the methods import them when they are called.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from ..ir import Site
+from ..ir import Leaf, Site
 from ..sharding import Layout, MeshAxes
 
 
@@ -21,8 +26,8 @@ class TensorPlan:
       layout: how it lies on the mesh.
       bytes: of the whole tensor; local_bytes: of one device's piece.
       alias: path of the argument that this result is the next value of (and the other way round), or "".
-      kind: "parameter", "optimizer", "state" (comes back, neither of the two), "batch" (an argument that does not
-        come back) or "result".
+      kind: "parameter", "optimizer", "state" (comes back, neither of the two), "batch" (an argument that does
+        not come back) or "result".
     """
 
     path: str
@@ -40,9 +45,9 @@ class Constraint:
     """A layout pinned inside the step with `with_sharding_constraint`.
 
     Attributes:
-      site: where in the nested jaxpr; layout: what is pinned; source: the user's line; primitive: the operation
-      whose operand or result it is; why: "reshard" (planned communication), "sum" (a pending sum is finished
-      here) or "propagation" (the partitioner would have chosen otherwise by itself).
+      site: where in the nested jaxpr; layout: what is pinned; source: the user's line; primitive: the
+      operation whose operand or result it is; why: "reshard" (planned communication), "sum" (a pending sum is
+      finished here) or "propagation" (the partitioner would have chosen otherwise by itself).
     """
 
     site: Site
@@ -86,8 +91,8 @@ class PlanCost:
         exposed_comm_s: the part of it that computation doesn't hide (step_s = compute_s + exposed_comm_s).
       comm_s_by_axis, comm_bytes_by_axis: per mesh axis (a collective over several axes is named "a+b").
       comm_bytes: bytes one device sends in a step.
-      peak_bytes: most memory alive at once; peak_parts: what it is made of (parameters, optimizer state, ...);
-        peak_where: the operation at which it is reached.
+      peak_bytes: most memory alive at once; peak_parts: what it is made of (parameters, optimizer state,
+        ...); peak_where: the operation at which it is reached.
       termination: "optimal", "feasible", "time_limit", "interrupted" or "template"; bound_s: no plan of the
         model's space is faster than this; gap: (objective - bound) / objective; objective_s: the search's own
         objective of the chosen plan.
@@ -113,7 +118,12 @@ class PlanCost:
 
 @dataclass(frozen=True, kw_only=True)
 class Alternative:
-    """Another layout of one tensor: the objective when it is forced and its neighbours adapt, and the peak then."""
+    """Another layout of one tensor.
+
+    Attributes:
+      objective_s: the search's objective when this layout is forced and its neighbours adapt.
+      fits: whether the peak is then within the budget.
+    """
 
     layout: Layout
     objective_s: float
@@ -125,16 +135,17 @@ class Plan:
     """How a step is sharded over a mesh.
 
     Attributes:
-      name: of the step; fingerprint: digest of its program; axes: the mesh; device_kind and hardware: what it was
-        planned for; budget_bytes: memory limit a device.
-      inputs, outputs: leaves in tree order; positional: how many of the inputs belong to positional arguments.
+      name: of the step; fingerprint: digest of its program; axes: the mesh; device_kind and hardware: what it
+        was planned for; budget_bytes: memory limit a device.
+      inputs, outputs: leaves in tree order, those of keyword arguments last.
       constraints, collectives, cost, warnings, assumptions: see their types.
       alternatives: by input path, the other layouts of that leaf and what they would cost.
-      templates: named hand-written plans and their predicted step_s (inf never: a template that does not fit is
-        absent).
+      templates: named hand-written plans and their predicted step_s (inf never: a template that does not fit
+        is absent).
       search: which search made it; jax_version: which jax it was checked with.
-      mesh: the mesh itself; in_tree, out_tree: treedefs of (args, kwargs) and of the result.  None in a plan read
-        from a file until it is bound.
+      mesh: the mesh itself; None in a plan read from a file without one.
+      in_tree, out_tree: treedefs of (args, kwargs), less the static ones, and of the result; a
+        `trees.Structure` in a plan read from a file with nodes that this process can't rebuild by name.
     """
 
     name: str
@@ -167,3 +178,59 @@ class Plan:
     def result_specs(self) -> dict[str, PartitionSpec]:
         """PartitionSpec of every result leaf, by tree path."""
         return {tensor.path: tensor.layout.spec() for tensor in self.outputs}
+
+    @property
+    def in_shardings(self) -> tuple[Any, ...]:
+        """A pytree of NamedSharding for each positional argument, for `jax.jit(step, in_shardings=...)`.
+
+        The mesh's axes are made Auto.  Raises PlanMismatchError for a plan read from a file that still needs
+        a mesh, or arguments to `bind`.
+        """
+        from .shardings import argument_shardings
+
+        return argument_shardings(self)[0]
+
+    @property
+    def kwarg_shardings(self) -> dict[str, Any]:
+        """The same for keyword arguments, by name; `jax.jit` itself takes none, `jax.device_put` does."""
+        from .shardings import argument_shardings
+
+        return argument_shardings(self)[1]
+
+    @property
+    def out_shardings(self) -> Any:
+        """A NamedSharding for each leaf of the result, in its structure.  Raises as `in_shardings`."""
+        from .shardings import result_shardings
+
+        return result_shardings(self)
+
+    def bind(self, *args: Any, **kwargs: Any) -> Plan:
+        """This plan with the tree structure of the step's arguments (arrays or ShapeDtypeStructs, no static
+        ones).
+
+        Needed only by a plan read from a file whose trees hold custom nodes (flax.struct, nnx.State).  Raises
+        PlanMismatchError, naming the leaves that are new, gone or changed.
+        """
+        from .binding import bind_arguments
+
+        return bind_arguments(self, args, kwargs)
+
+    def bind_leaves(
+        self, inputs: Sequence[Leaf], outputs: Sequence[Leaf], in_tree: Any, out_tree: Any, mesh: Any
+    ) -> Plan:
+        """This plan for a traced step and its mesh; refuses as `bind` and `load_plan` do."""
+        from .binding import bind_leaves
+
+        return bind_leaves(self, inputs, outputs, in_tree, out_tree, mesh)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as JSON, the same byte for byte for the same plan; read it with
+        `jaxplan.load_plan`."""
+        from .serialize import plan_text, write_whole
+
+        write_whole(path, plan_text(self))
+
+    def __str__(self) -> str:
+        from .table import plan_table
+
+        return plan_table(self)

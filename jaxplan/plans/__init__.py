@@ -1,0 +1,10 @@
+"""The Plan value: what every tensor's sharding is, and everything a user can do with a plan."""
+
+from .plan import Alternative as Alternative
+from .plan import Constraint as Constraint
+from .plan import Plan as Plan
+from .plan import PlanCost as PlanCost
+from .plan import PlannedCollective as PlannedCollective
+from .plan import TensorPlan as TensorPlan
+from .serialize import load_plan as load_plan
+from .shardings import auto_mesh as auto_mesh

@@ -1,0 +1,199 @@
+"""Repeated leaves and collectives folded to one row: a model of 96 layers reads like a model of one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from ..sharding import Layout
+from .plan import PlannedCollective, TensorPlan
+
+_NUMBER = re.compile(r"\d+")
+_RANGE = re.compile(r"\{[\d,-]+\}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorRow:
+    """Leaves that lie alike.
+
+    Attributes:
+      pattern: their paths: `*` where a number varies, `{0-3,7}` where only some numbers lie like this,
+        `{mu,nu}` where a name does.
+      kind, shape, dtype, layout: what all of them share.
+      count: how many; companions: how many optimizer leaves of the same suffix, shape, dtype and layout come
+        with these parameters.
+      bytes, local_bytes: of all of them together, companions included.
+    """
+
+    pattern: str
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+    layout: Layout
+    count: int
+    companions: int
+    bytes: int
+    local_bytes: int
+
+    @property
+    def leaves(self) -> str:
+        """`"12+24"`: 12 parameters and their 24 optimizer leaves."""
+        return f"{self.count}+{self.companions}" if self.companions else str(self.count)
+
+
+def fold_tensors(tensors: Iterable[TensorPlan]) -> list[TensorRow]:
+    """Rows in order of first appearance; no two leaves of one row differ in kind, shape, dtype or layout."""
+    groups: dict[tuple[str, str, tuple[int, ...], str, Layout], list[TensorPlan]] = {}
+    templates: dict[tuple[str, str], int] = {}
+    for tensor in tensors:
+        template = _NUMBER.sub("*", tensor.path)
+        key = (template, tensor.kind, tensor.shape, tensor.dtype, tensor.layout)
+        if key not in groups:
+            templates[template, tensor.kind] = templates.get((template, tensor.kind), 0) + 1
+        groups.setdefault(key, []).append(tensor)
+    rows = [
+        TensorRow(
+            pattern=_pattern(template, [t.path for t in group], alone=templates[template, kind] == 1),
+            kind=kind,
+            shape=shape,
+            dtype=dtype,
+            layout=layout,
+            count=len(group),
+            companions=0,
+            bytes=sum(t.bytes for t in group),
+            local_bytes=sum(t.local_bytes for t in group),
+        )
+        for (template, kind, shape, dtype, layout), group in groups.items()
+    ]
+    return _with_companions(_braced(rows))
+
+
+def _pattern(template: str, paths: Sequence[str], *, alone: bool) -> str:
+    """The template with each `*` replaced by its number where it is always the same one.
+
+    Where the template has other groups too, and one number alone tells them apart, that number's ranges
+    stand.
+    """
+    numbers = [[int(n) for n in _NUMBER.findall(path)] for path in paths]
+    columns = [sorted(set(column)) for column in zip(*numbers, strict=True)]
+    varying = [column for column in columns if len(column) > 1]
+    shown = iter(
+        str(column[0])
+        if len(column) == 1
+        else f"{{{_ranges(column)}}}"
+        if not alone and len(varying) == 1
+        else "*"
+        for column in columns
+    )
+    return re.sub(r"\*", lambda _: next(shown), template)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """`_ranges([0, 1, 2, 7]) == "0-2,7"`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def _braced(rows: list[TensorRow]) -> list[TensorRow]:
+    """Merge rows that lie alike and whose patterns differ in one name only: `0/{mu,nu}/kernel`."""
+    depth = max((row.pattern.count("/") + 1 for row in rows), default=0)
+    for position in range(depth):
+        merged: dict[object, TensorRow] = {}
+        for row in rows:
+            parts = row.pattern.split("/")
+            rest = (*parts[:position], None, *parts[position + 1 :])
+            fits = 0 < position < len(parts) and not _RANGE.search(parts[position])
+            alike = (row.kind, row.shape, row.dtype, row.layout)
+            key: object = (rest, row.count, alike) if fits else (row.pattern, alike)
+            first = merged.get(key)
+            merged[key] = row if first is None else _merge(first, row, position)
+        rows = list(merged.values())
+    return rows
+
+
+def _merge(first: TensorRow, row: TensorRow, position: int) -> TensorRow:
+    parts, other = first.pattern.split("/"), row.pattern.split("/")[position]
+    names = parts[position].strip("{}").split(",") + [other]
+    parts[position] = f"{{{','.join(names)}}}"
+    return replace(
+        first,
+        pattern="/".join(parts),
+        count=first.count + row.count,
+        bytes=first.bytes + row.bytes,
+        local_bytes=first.local_bytes + row.local_bytes,
+    )
+
+
+def _with_companions(rows: list[TensorRow]) -> list[TensorRow]:
+    """Optimizer rows that lie as their parameters do join the parameters' row."""
+    parameters: dict[object, int] = {}
+    for index, row in enumerate(rows):
+        if row.kind == "parameter":
+            parts = tuple(row.pattern.split("/"))
+            # a parameter is known by its path less the root, however deep the root is
+            for start in range(1, len(parts)):
+                parameters.setdefault((parts[start:], row.shape, row.dtype, row.layout), index)
+    kept: list[TensorRow | None] = list(rows)
+    for index, row in enumerate(rows):
+        if row.kind != "optimizer":
+            continue
+        parts = tuple(row.pattern.split("/"))
+        starts = (
+            parameters.get((parts[start:], row.shape, row.dtype, row.layout))
+            for start in range(1, len(parts))
+        )
+        owner = next((start for start in starts if start is not None), None)
+        parameter = None if owner is None else kept[owner]
+        if owner is not None and parameter is not None and row.count % parameter.count == 0:
+            kept[index] = None
+            kept[owner] = replace(
+                parameter,
+                companions=parameter.companions + row.count,
+                bytes=parameter.bytes + row.bytes,
+                local_bytes=parameter.local_bytes + row.local_bytes,
+            )
+    return [row for row in kept if row is not None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveRow:
+    """Communication of one kind, axes, size and place; `runs`, `wire_bytes` and `seconds_s` are of the whole
+    step."""
+
+    kind: str
+    axes: tuple[str, ...]
+    bytes: int
+    where: str
+    primitive: str
+    count: int
+    runs: float
+    wire_bytes: float
+    seconds_s: float
+
+
+def fold_collectives(collectives: Iterable[PlannedCollective]) -> list[CollectiveRow]:
+    """Identical collectives as one row, the longest first."""
+    groups: dict[object, list[PlannedCollective]] = {}
+    for one in collectives:
+        groups.setdefault((one.kind, one.axes, one.bytes, one.where, one.primitive), []).append(one)
+    rows = [
+        CollectiveRow(
+            kind=group[0].kind,
+            axes=group[0].axes,
+            bytes=group[0].bytes,
+            where=group[0].where,
+            primitive=group[0].primitive,
+            count=len(group),
+            runs=sum(one.trips for one in group),
+            wire_bytes=sum(one.wire_bytes * one.trips for one in group),
+            seconds_s=sum(one.seconds_s for one in group),
+        )
+        for group in groups.values()
+    ]
+    return sorted(rows, key=lambda row: (-row.seconds_s, row.kind, row.axes, row.where))
