@@ -1,0 +1,54 @@
+"""Train steps of real models, written for one device, with nothing about sharding in them.
+
+Each module of `MODELS` has `CONFIGS` (from `tiny` to published sizes), `init_state(config, key)`,
+`make_train_step(config)`, `make_batch(config, key)` and
+`batch_shapes(config)`.  Nothing here imports jaxplan.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import jax
+
+from models import gpt, llama, lstm, mlp, moe, resnet, vit
+
+MODELS: dict[str, ModuleType] = {
+    "gpt": gpt,
+    "llama": llama,
+    "lstm": lstm,
+    "mlp": mlp,
+    "moe": moe,
+    "resnet": resnet,
+    "vit": vit,
+}
+
+
+def names() -> tuple[str, ...]:
+    """The models' names, sorted."""
+    return tuple(sorted(MODELS))
+
+
+def get(name: str) -> ModuleType:
+    """The module of a model; ValueError for a name that is not in `names()`."""
+    if name not in MODELS:
+        raise ValueError(f"there is no model {name!r}; the models are {', '.join(names())}")
+    return MODELS[name]
+
+
+def get_config(model_name: str, config_name: str) -> Any:
+    """The frozen `Config` of that name; ValueError for an unknown model or config."""
+    configs = get(model_name).CONFIGS
+    if config_name not in configs:
+        raise ValueError(
+            f"the model {model_name!r} has no config {config_name!r}; its configs are {', '.join(configs)}"
+        )
+    return configs[config_name]
+
+
+def abstract_arguments(model_name: str, config_name: str) -> tuple[Any, Any]:
+    """The shapes of a step's state and batch, as pytrees of ShapeDtypeStruct; allocates nothing."""
+    module, config = get(model_name), get_config(model_name, config_name)
+    state_shapes = jax.eval_shape(lambda: module.init_state(config, jax.random.key(0)))
+    return state_shapes, module.batch_shapes(config)
