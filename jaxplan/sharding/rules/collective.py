@@ -11,16 +11,12 @@ from .registry import register, replicated
     "layout_constraint",
     "optimization_barrier",
     "device_put",
-    "pvary",
-    "reshard",
-    "tie",
 )
 def pairs(op: OpShapes) -> Rule:
-    """`([i],[j,k])->([i],[j,k])`: every operand with its own result; `tie` hands on its last operand."""
+    """`([i],[j,k])->([i],[j,k])`: every operand with its own result."""
     b = RuleBuilder()
-    operands = [b.factors(shape) for shape in op.operands]
-    results = operands[len(operands) - len(op.results) :]
-    return b.rule(operands=operands, results=results, follows=True, linear=op.primitive != "tie")
+    tensors = [b.factors(shape) for shape in op.operands]
+    return b.rule(operands=tensors, results=tensors, follows=True, linear=True)
 
 
 @register("shard_map")

@@ -41,7 +41,7 @@ def cond_join(op: OpShapes) -> Rule:
     return b.rule(operands=[predicate, *([dims] * (len(op.operands) - 1))], results=[dims], follows=True)
 
 
-@register("pure_callback", "io_callback", "debug_callback", "debug_print", "ffi_call", "custom_partitioning")
+@register("pure_callback", "io_callback", "debug_callback", "debug_print", "ffi_call")
 def outside(op: OpShapes) -> Rule:
     """Everything whole: what the called code does with its arrays is not known."""
     return replicated(op, note="calls code outside the program: replicated")

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 
 from ..rule import OpShapes, Rule, RuleBuilder
-from .registry import register
+from .registry import register, replicated
 
-_LINEAR = ("add", "add_any", "sub", "neg", "copy", "copy_p", "stop_gradient", "conj", "real", "imag")
+_LINEAR = ("add", "add_any", "sub", "neg", "copy", "stop_gradient", "conj", "real", "imag")
 
 _OTHERS = (
     "abs", "acos", "acosh", "and", "asin", "asinh", "atan", "atan2", "atanh", "bessel_i0e", "bessel_i1e",
     "cbrt", "ceil", "clamp", "clz", "complex", "convert_element_type", "cos", "cosh", "digamma", "div",
-    "eq", "eq_to", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "igamma",
-    "igamma_grad_a", "igammac", "integer_pow", "is_finite", "le", "le_to", "lgamma", "log", "log1p",
-    "logistic", "lt", "lt_to", "max", "min", "mul", "mulhi", "ne", "nextafter", "not", "or", "polygamma",
-    "population_count", "pow", "reduce_precision", "regularized_incomplete_beta", "rem", "round", "rsqrt",
+    "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt",
+    "integer_pow", "is_finite", "le", "lgamma", "log", "log1p",
+    "logistic", "lt", "max", "min", "mul", "ne", "nextafter", "not", "or", "polygamma",
+    "population_count", "pow", "reduce_precision", "rem", "round", "rsqrt",
     "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh",
     "sqrt", "square", "tan", "tanh", "threefry2x32", "xor", "zeta",
 )  # fmt: skip
@@ -39,3 +39,9 @@ def elementwise(op: OpShapes) -> Rule:
         linear=op.primitive in _LINEAR and alike,
         flops=float(math.prod(op.results[0])) * len(op.results),
     )
+
+
+@register("igamma", "igammac", "igamma_grad_a", "random_gamma_grad", "regularized_incomplete_beta")
+def iterated(op: OpShapes) -> Rule:
+    """Everything whole: a loop runs until the whole tensor has converged, so every iteration would talk."""
+    return replicated(op)

@@ -51,15 +51,10 @@ def gather(op: OpShapes) -> Rule:
 _COMBINERS = {
     "scatter": "",
     "scatter-add": "sum",
-    "scatter_add": "sum",
-    "scatter-sub": "sum",
-    "scatter_sub": "sum",
+    "scatter-sub": "",  # the partitioner gathers the updates: it knows no pending difference
     "scatter-mul": "prod",
-    "scatter_mul": "prod",
     "scatter-min": "min",
-    "scatter_min": "min",
     "scatter-max": "max",
-    "scatter_max": "max",
 }
 
 
@@ -73,6 +68,7 @@ def scatter(op: OpShapes) -> Rule:
       fall on its part.
     - The indices' dimensions are summed (or multiplied, ...): each device scatters its updates.  In a plain
       `scatter` the last update wins, so there they stay whole.
+    - A pending result starts from the operand on one device and from the combiner's identity on the others.
     """
     numbers = op.params["dimension_numbers"]
     operand_shape, indices_shape, updates_shape = op.operands

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from ..rule import OpShapes, Rule, RuleBuilder
-from .registry import register
+from .registry import register, replicated
 
 _THREEFRY_FLOPS = 115.0
 """Integer operations of one threefry-2x32 hash: 20 rounds of add, rotate (two shifts and an or) and xor,
@@ -23,7 +23,7 @@ def from_keys(op: OpShapes) -> Rule:
     return b.rule(operands=[keys], results=[result], flops=_THREEFRY_FLOPS * math.prod(op.results[0]))
 
 
-@register("random_seed", "random_clone", "random_fold_in", "random_gamma")
+@register("random_seed", "random_clone", "random_fold_in")
 def per_key(op: OpShapes) -> Rule:
     """`([k],[k])->([k])`, scalars whole."""
     b = RuleBuilder()
@@ -48,15 +48,7 @@ def key_words(op: OpShapes) -> Rule:
     )
 
 
-@register("rng_bit_generator", "rng_uniform")
+@register("rng_bit_generator", "rng_uniform", "random_gamma")
 def generator(op: OpShapes) -> Rule:
-    """Everything whole: the backend's generator gives other bits when it is cut."""
-    b = RuleBuilder()
-    operands = [b.factors(shape) for shape in op.operands]
-    results = [b.factors(shape) for shape in op.results]
-    return b.rule(
-        operands=operands,
-        results=results,
-        need_replication=range(len(b.sizes)),
-        flops=_THREEFRY_FLOPS * max(map(math.prod, op.results)),
-    )
+    """Everything whole: cut, a backend's generator gives other bits, and a rejection loop talks."""
+    return replicated(op)

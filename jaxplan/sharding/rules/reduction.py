@@ -15,7 +15,6 @@ _REDUCERS = {
     "reduce_prod": "prod",
     "reduce_and": "and",
     "reduce_or": "or",
-    "reduce_xor": "xor",
 }
 
 
@@ -35,9 +34,9 @@ def reduce_axes(op: OpShapes) -> Rule:
     )
 
 
-@register("argmax", "argmin")
-def arg_reduce(op: OpShapes) -> Rule:
-    """`([i,j])->([i]) need_replication={j}`: positions can't be combined by one collective."""
+@register("argmax", "argmin", "reduce_xor")
+def whole_axes(op: OpShapes) -> Rule:
+    """`([i,j])->([i]) need_replication={j}`: no collective combines positions, nor everywhere a xor."""
     b = RuleBuilder()
     dims = b.factors(op.operands[0])
     axes = {int(a) for a in op.params["axes"]}

@@ -86,7 +86,7 @@ def rule_for(op: OpShapes) -> Rule:
     return rule
 
 
-def replicated(op: OpShapes, *, note: str) -> Rule:
+def replicated(op: OpShapes, *, note: str = "") -> Rule:
     """The rule of an operation that every device does whole; one FLOP per element of its largest tensor."""
     b = RuleBuilder()
     operands = [b.factors(shape) for shape in op.operands]
