@@ -129,10 +129,12 @@ def function_layouts(function: Any) -> tuple[tuple[Dims, ...], tuple[Dims, ...]]
 
 
 def _layouts_of(function: Any, attribute: str, types: Sequence[Any]) -> tuple[Dims, ...]:
-    replicated = tuple(((),) * len(t.shape) if isinstance(t, ir.RankedTensorType) else () for t in types)
+    replicated: tuple[Dims, ...] = tuple(
+        ((),) * len(t.shape) if isinstance(t, ir.RankedTensorType) else () for t in types
+    )
     if attribute not in function.attributes:
         return replicated
-    found = []
+    found: list[Dims] = []
     for attributes, otherwise in zip(function.attributes[attribute], replicated, strict=True):
         if "sdy.sharding" in attributes:
             found.extend(layouts_in(str(attributes["sdy.sharding"])))
