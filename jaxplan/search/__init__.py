@@ -1,0 +1,26 @@
+"""From a StrategyProblem to an assignment: exact search, local search, and the judge of both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from . import descend, exhaustive, ilp
+from .base import Progress as Progress
+from .base import Search as Search
+from .base import SearchResult as SearchResult
+from .base import Termination as Termination
+from .evaluate import Evaluation as Evaluation
+from .evaluate import Evaluator as Evaluator
+from .evaluate import evaluate as evaluate
+from .ilp import solve as solve
+from .least_peak import least_peak as least_peak
+from .problem import Edge as Edge
+from .problem import Node as Node
+from .problem import StrategyProblem as StrategyProblem
+from .problem import Usage as Usage
+
+#: Every search algorithm by its name; `solve` is "ilp".
+SEARCHES: Mapping[str, Search] = MappingProxyType(
+    {"ilp": ilp.solve, "descend": descend.solve, "exhaustive": exhaustive.solve}
+)

@@ -1,0 +1,146 @@
+"""What every search algorithm returns, and the names they are called by."""
+
+from __future__ import annotations
+
+import enum
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..errors import SolverError
+from .evaluate import Evaluator
+from .problem import StrategyProblem
+
+#: A solver's own objective may differ from the recomputed one by its arithmetic alone: this much, relatively.
+OBJECTIVE_TOLERANCE = 1e-9
+
+
+class Termination(enum.Enum):
+    """Why a search stopped.  Only OPTIMAL claims a proof, within the relative gap that was asked for."""
+
+    OPTIMAL = "optimal"
+    FEASIBLE = "feasible"
+    TIME_LIMIT = "time_limit"
+    INTERRUPTED = "interrupted"
+    INFEASIBLE = "infeasible"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchResult:
+    """The best assignment found, what it costs, and what is known of the least possible cost.
+
+    `bound_s` is a proved lower bound on every feasible assignment (-inf when nothing is known).  INFEASIBLE
+    is a proof: `assignment` is then the one with the least peak, which `peak_bytes` gives and no assignment
+    goes under (empty, with -1 bytes, when the pairs alone forbid everything); `reason` says which constraint.
+    An assignment may also be empty under TIME_LIMIT and INTERRUPTED: nothing feasible was found, nothing
+    proved.
+    """
+
+    assignment: tuple[int, ...]
+    objective_s: float
+    bound_s: float
+    termination: Termination
+    peak_bytes: int
+    wall_s: float
+    history: tuple[tuple[float, float, float], ...] = ()
+    reason: str = ""
+
+    @property
+    def gap(self) -> float:
+        """(objective - bound) / |objective|, at least 0; 0 for a cost of zero that is proved, inf without a
+        bound.
+        """
+        slack = self.objective_s - self.bound_s
+        if not math.isfinite(slack):
+            return math.inf
+        if slack <= 0:
+            return 0.0
+        return slack / abs(self.objective_s) if self.objective_s else math.inf
+
+
+#: (objective_s of the best so far, bound_s), whenever either moves.
+Progress = Callable[[float, float], None]
+
+
+class Search(Protocol):
+    """The signature all algorithms share.
+
+    Stops by itself when the bound is within `relative_gap`, else at `time_limit_s` (None: never), then or at
+    Ctrl-C with the best so far.  `hint` is an assignment to start from.  The same problem, seed and hint give
+    the same assignment, unless a time limit cuts the search short.
+    """
+
+    def __call__(
+        self,
+        problem: StrategyProblem,
+        *,
+        time_limit_s: float | None = None,
+        relative_gap: float = 1e-4,
+        seed: int = 0,
+        on_progress: Progress | None = None,
+        hint: Sequence[int] | None = None,
+    ) -> SearchResult: ...
+
+
+class Incumbent:
+    """The best feasible assignment so far and the best bound so far, with the times at which they came."""
+
+    def __init__(self, problem: StrategyProblem, on_progress: Progress | None = None) -> None:
+        self.evaluator = Evaluator(problem)
+        self.assignment: tuple[int, ...] = ()
+        self.objective_s, self.bound_s = math.inf, -math.inf
+        self.started = time.monotonic()
+        self._on_progress = on_progress
+        self._history: list[tuple[float, float, float]] = []
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds since the search began."""
+        return time.monotonic() - self.started
+
+    def offer(self, assignment: Sequence[int], claimed_s: float | None = None) -> bool:
+        """Keep the assignment if it is feasible and cheaper; SolverError if it does not cost what was
+        claimed.
+        """
+        found = self.evaluator(assignment)
+        if claimed_s is not None and abs(found.objective_s - claimed_s) > OBJECTIVE_TOLERANCE * max(
+            abs(claimed_s), abs(found.objective_s)
+        ):
+            raise SolverError(
+                f"the search claims {claimed_s!r} s for an assignment that costs {found.objective_s!r} s"
+            )
+        if found.feasible and found.objective_s < self.objective_s:
+            self.assignment, self.objective_s = tuple(int(s) for s in assignment), found.objective_s
+            self._record()
+        return found.feasible
+
+    def raise_bound(self, bound_s: float) -> None:
+        """Note a proved lower bound; a weaker one than is known changes nothing."""
+        if bound_s > self.bound_s:
+            self.bound_s = bound_s
+            self._record()
+
+    def closed(self, relative_gap: float) -> bool:
+        """Whether the best so far is within the gap of the bound."""
+        return self.objective_s - self.bound_s <= relative_gap * abs(self.objective_s)
+
+    def result(self, termination: Termination, reason: str = "") -> SearchResult:
+        """The search as it stands."""
+        found = self.evaluator(self.assignment) if self.assignment else None
+        return SearchResult(
+            assignment=self.assignment,
+            objective_s=self.objective_s,
+            bound_s=min(self.bound_s, self.objective_s),
+            termination=termination,
+            peak_bytes=found.peak_bytes if found else -1,
+            wall_s=self.wall_s,
+            history=tuple(self._history),
+            reason=reason,
+        )
+
+    def _record(self) -> None:
+        self._history.append((self.wall_s, self.objective_s, self.bound_s))
+        if self._on_progress is not None:
+            self._on_progress(self.objective_s, self.bound_s)

@@ -1,0 +1,261 @@
+"""StrategyProblem: one strategy a node, node and edge costs, and a limit on the bytes alive at every time
+step.
+
+This is the value that crosses from the cost model to the search.  It knows nothing of JAX, of programs or of
+solvers: NumPy arrays, names, integers.  An assignment picks one strategy of every node; its objective is the
+sum of the chosen node costs and of the chosen entries of the edge matrices; it is feasible when no chosen
+pair is forbidden and, at every time step, the bytes of the usages alive then stay within the limit.
+
+Arrays are shared by reference and never copied: an unrolled network has tens of thousands of edges, but only
+some hundred distinct matrices.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ArgumentError, PlanFileError
+
+SCHEMA = 1
+
+#: A published contest file prices a forbidden choice at 10^18 (google/iopddl, README: "infinite" costs); the
+#: largest finite price in them is below 10^14.
+IOPDDL_FORBIDDEN = 10**17
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Node:
+    """One decision: `costs_s[i]` is the price in seconds of its strategy i; every strategy is possible by
+    itself.
+    """
+
+    name: str
+    costs_s: Floats
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Edge:
+    """What two nodes cost together: `costs_s[i, j]` in seconds for strategy i of `tail` and j of `head`.
+
+    `allowed[i, j]` is False where the pair is impossible (the price there is ignored); None allows every
+    pair.
+    """
+
+    tail: int
+    head: int
+    costs_s: Floats
+    allowed: Bools | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Usage:
+    """What a node keeps alive during the time steps `start <= t < stop`: `bytes[i]` under its strategy i."""
+
+    node: int
+    start: int
+    stop: int
+    bytes: Ints
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StrategyProblem:
+    """Choose one strategy a node, at the least cost, within `limit_bytes` at every time step (None: no
+    limit).
+
+    `verify()` says whether it is well formed; parallel edges and several usages of one node are.
+    """
+
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...] = ()
+    usages: tuple[Usage, ...] = ()
+    limit_bytes: int | None = None
+
+    def verify(self) -> StrategyProblem:
+        """Return self, or raise ArgumentError naming every malformed node, edge and usage (the first 8 of
+        them).
+        """
+        faults = _first(self._faults(), 8)
+        if faults:
+            raise ArgumentError("malformed StrategyProblem: " + "; ".join(faults))
+        return self
+
+    def _faults(self) -> Iterator[str]:
+        sizes = [node.costs_s.shape[0] if node.costs_s.ndim == 1 else -1 for node in self.nodes]
+        for i, (node, size) in enumerate(zip(self.nodes, sizes, strict=True)):
+            if size < 1:
+                yield f"node {i} `{node.name}`: costs_s of shape {node.costs_s.shape}, needs one strategy or more"
+            elif node.costs_s.dtype != np.float64 or not np.isfinite(node.costs_s).all():
+                yield f"node {i} `{node.name}`: costs_s must be finite float64 seconds, got {node.costs_s}"
+        sound: dict[tuple[int, int], bool] = {}
+        for i, edge in enumerate(self.edges):
+            if not (0 <= edge.tail < len(sizes) and 0 <= edge.head < len(sizes)) or edge.tail == edge.head:
+                yield f"edge {i}: joins nodes {edge.tail} and {edge.head}, needs two different of {len(sizes)}"
+                continue
+            shape = (sizes[edge.tail], sizes[edge.head])
+            if edge.costs_s.shape != shape or (edge.allowed is not None and edge.allowed.shape != shape):
+                names = f"`{self.nodes[edge.tail].name}` -> `{self.nodes[edge.head].name}`"
+                yield f"edge {i} {names}: matrix of shape {edge.costs_s.shape}, needs {shape}"
+            key = (id(edge.costs_s), id(edge.allowed))
+            if key not in sound:
+                sound[key] = edge.costs_s.dtype == np.float64 and bool(np.isfinite(edge.costs_s).all())
+                sound[key] &= edge.allowed is None or edge.allowed.dtype == np.bool_
+            if not sound[key]:
+                yield f"edge {i}: costs_s must be finite float64 seconds; mask what is impossible in `allowed`"
+        for i, usage in enumerate(self.usages):
+            if not 0 <= usage.node < len(sizes) or usage.bytes.shape != (sizes[usage.node],):
+                yield f"usage {i}: {usage.bytes.shape} bytes do not fit the strategies of node {usage.node}"
+            elif not usage.start < usage.stop:
+                yield f"usage {i} of `{self.nodes[usage.node].name}`: empty: [{usage.start}, {usage.stop})"
+            elif usage.bytes.dtype != np.int64 or usage.bytes.min() < 0:
+                yield f"usage {i} of `{self.nodes[usage.node].name}`: bytes must be int64 and not negative"
+        if self.limit_bytes is not None and self.limit_bytes < 0:
+            yield f"limit_bytes={self.limit_bytes} is negative"
+
+    def to_json(self) -> str:
+        """The problem as JSON text, the same text for the same problem; each distinct array is written
+        once.
+        """
+        table = _Table()
+        nodes = [[node.name, table.index(node.costs_s)] for node in self.nodes]
+        edges = [
+            [e.tail, e.head, table.index(e.costs_s), None if e.allowed is None else table.index(e.allowed)]
+            for e in self.edges
+        ]
+        usages = [[u.node, u.start, u.stop, table.index(u.bytes)] for u in self.usages]
+        content = {
+            "schema": SCHEMA,
+            "limit_bytes": self.limit_bytes,
+            "nodes": nodes,
+            "edges": edges,
+            "usages": usages,
+            "arrays": table.rows,
+        }
+        return json.dumps(content, separators=(",", ":"), allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> StrategyProblem:
+        """Read what `to_json` wrote; PlanFileError when it is cut short, of another schema, or malformed."""
+        try:
+            content = json.loads(text)
+            if content["schema"] != SCHEMA:
+                raise PlanFileError(
+                    f"problem file has schema {content['schema']}; this jaxplan reads schema {SCHEMA}"
+                )
+            arrays = [_read_array(kind, values) for kind, values in content["arrays"]]
+            problem = cls(
+                nodes=tuple(Node(name=name, costs_s=arrays[c]) for name, c in content["nodes"]),
+                edges=tuple(
+                    Edge(tail=t, head=h, costs_s=arrays[c], allowed=None if a is None else arrays[a])
+                    for t, h, c, a in content["edges"]
+                ),
+                usages=tuple(
+                    Usage(node=n, start=a, stop=b, bytes=arrays[u]) for n, a, b, u in content["usages"]
+                ),
+                limit_bytes=content["limit_bytes"],
+            )
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            if isinstance(error, PlanFileError):
+                raise
+            raise PlanFileError(f"not a problem file of schema {SCHEMA}: {error!r}") from error
+        return problem.verify()
+
+    @classmethod
+    def from_iopddl(cls, path: str | Path) -> StrategyProblem:
+        """Read an IOPDDL contest problem (google/iopddl; `.json` or `.json.gz`); strategies keep their
+        numbers.
+
+        The contest's unitless integer costs stand for seconds.  Pairs priced 10^18 are masked.  A strategy
+        priced 10^18 by itself is masked in one edge of its node, or in an edge to an added node of one
+        strategy.
+        """
+        path = Path(path)
+        opener: Callable[[Path], bytes] = _read_gzip if path.suffix == ".gz" else Path.read_bytes
+        content = json.loads(opener(path))["problem"]
+        node_rows, edge_rows = content["nodes"], content["edges"]
+        interned: dict[tuple[object, ...], tuple[Floats, Bools | None]] = {}
+
+        def split(
+            shape: tuple[int, ...], values: list[int], barred: tuple[int, ...]
+        ) -> tuple[Floats, Bools | None]:
+            key = (shape, tuple(values), barred)
+            if key not in interned:
+                costs = np.array(values, dtype=np.float64).reshape(shape)
+                allowed = costs < IOPDDL_FORBIDDEN
+                allowed[list(barred)] = False
+                interned[key] = np.where(allowed, costs, 0.0), None if allowed.all() else allowed
+            return interned[key]
+
+        nodes, barred_of = [], {}
+        for i, values in enumerate(node_rows["costs"]):
+            costs, allowed = split((len(values),), values, ())
+            nodes.append(Node(name=f"node{i}", costs_s=costs))
+            if allowed is not None:
+                barred_of[i] = tuple(int(s) for s in np.flatnonzero(~allowed))
+        edges = []
+        for (tail, head), values in zip(edge_rows["nodes"], edge_rows["costs"], strict=True):
+            shape = (nodes[tail].costs_s.size, nodes[head].costs_s.size)
+            costs, allowed = split(shape, values, barred_of.pop(tail, ()))
+            edges.append(Edge(tail=tail, head=head, costs_s=costs, allowed=allowed))
+        if barred_of:
+            anchor = len(nodes)
+            nodes.append(Node(name="anchor", costs_s=np.zeros(1)))
+            for i, barred in barred_of.items():
+                costs, allowed = split((nodes[i].costs_s.size, 1), [0] * nodes[i].costs_s.size, barred)
+                edges.append(Edge(tail=i, head=anchor, costs_s=costs, allowed=allowed))
+        usages = tuple(
+            Usage(node=i, start=start, stop=stop, bytes=np.array(values, dtype=np.int64))
+            for i, ((start, stop), values) in enumerate(
+                zip(node_rows["intervals"], node_rows["usages"], strict=True)
+            )
+            if start < stop
+        )
+        limit = content.get("usage_limit")
+        return cls(nodes=tuple(nodes), edges=tuple(edges), usages=usages, limit_bytes=limit).verify()
+
+
+class _Table:
+    """Arrays numbered in the order of their first appearance, equal ones once."""
+
+    def __init__(self) -> None:
+        self.rows: list[list[object]] = []
+        self._by_id: dict[int, int] = {}
+        self._by_content: dict[tuple[str, tuple[int, ...], bytes], int] = {}
+
+    def index(self, array: NDArray[np.generic]) -> int:
+        if id(array) not in self._by_id:
+            key = (array.dtype.kind, array.shape, array.tobytes())
+            if key not in self._by_content:
+                self._by_content[key] = len(self.rows)
+                rows = array.astype(np.int64) if array.dtype.kind == "b" else array
+                self.rows.append([array.dtype.kind, rows.tolist()])
+            self._by_id[id(array)] = self._by_content[key]
+        return self._by_id[id(array)]
+
+
+def _read_array(kind: str, values: Sequence[object]) -> NDArray[np.generic]:
+    return np.array(values, dtype={"f": np.float64, "i": np.int64, "b": np.bool_}[kind])
+
+
+def _read_gzip(path: Path) -> bytes:
+    with gzip.open(path) as file:
+        return bytes(file.read())
+
+
+def _first(faults: Iterator[str], count: int) -> list[str]:
+    found = []
+    for fault in faults:
+        found.append(fault)
+        if len(found) == count:
+            break
+    return found

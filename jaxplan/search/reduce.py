@@ -1,0 +1,186 @@
+"""An equivalent smaller problem, and the way back: exact, memory included.
+
+Contraction (contract.py) folds every node that follows another, deletes impossible strategies, drops edges
+that say nothing.  The peaks (peaks.py) leave only the time steps that can bind.  Then, until nothing changes:
+a strategy that another one replaces at no cost and with no more bytes is deleted, and a node of at most two
+neighbours with no say in any peak is minimised out.  The reduced problem has the same optimum, to the
+rounding of float sums, and `lift` turns each of its feasible assignments into one of the original of the same
+objective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .contract import Contraction, WipeOut
+from .peaks import Peaks, find_peaks
+from .problem import Bools, Edge, Floats, Node, StrategyProblem, Usage
+
+#: Minimising out a node of degree 2 makes one table of its neighbours' sizes: not over so many sums, nor
+#: entries.
+MOST_SUMS, MOST_ENTRIES = 2_000_000, 4_096
+
+#: Comparing all pairs of strategies of one node over one edge may take this many differences.
+MOST_DIFFERENCES = 20_000_000
+
+#: Each round pays for itself or ends the loop; what is left after so many is worth no more.
+MOST_ROUNDS = 8
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Reduction:
+    """`problem` is equivalent to the `original`, unless `infeasible` says why nothing satisfies it.
+
+    The last node of `problem` has one strategy: it carries what is paid and alive in any case.
+    """
+
+    original: StrategyProblem
+    problem: StrategyProblem
+    infeasible: str
+    kept: tuple[int, ...]
+    graph: Contraction
+
+    def lift(self, assignment: Sequence[int]) -> tuple[int, ...]:
+        """The original's assignment for one of the reduced problem."""
+        chosen = [0] * len(self.original.nodes)
+        for node, strategy in zip(self.kept, assignment, strict=False):
+            chosen[node] = int(strategy)
+        for step in reversed(self.graph.trail):
+            step.lift(chosen)
+        return tuple(chosen)
+
+
+def reduce(problem: StrategyProblem, *, for_peak: bool = False) -> Reduction:
+    """Reduce a problem; `for_peak` keeps every time step, for minimising the peak instead of meeting a
+    limit.
+    """
+    graph = Contraction(problem)
+    limit = -1 if for_peak else problem.limit_bytes
+    try:
+        for _ in range(MOST_ROUNDS):
+            graph.settle()
+            peaks = find_peaks(problem, graph, limit)
+            if peaks.overflow is not None and not for_peak:
+                reason = f"at time step {peaks.overflow} the least choices already exceed {limit} bytes"
+                return _give_up(problem, graph, reason)
+            if not (_dominate(graph, peaks) | _eliminate(graph, peaks)):
+                break
+        else:
+            graph.settle()
+            peaks = find_peaks(problem, graph, limit)
+    except WipeOut as error:
+        name = problem.nodes[error.node].name
+        return _give_up(
+            problem, graph, f"every strategy of node {error.node} `{name}` is forbidden by its edges"
+        )
+    kept = tuple(graph.alive())
+    return Reduction(
+        original=problem,
+        problem=_emit(problem, graph, peaks, kept, None if for_peak else limit),
+        infeasible="",
+        kept=kept,
+        graph=graph,
+    )
+
+
+def _give_up(problem: StrategyProblem, graph: Contraction, reason: str) -> Reduction:
+    return Reduction(original=problem, problem=problem, infeasible=reason, kept=(), graph=graph)
+
+
+def _emit(
+    problem: StrategyProblem, graph: Contraction, peaks: Peaks, kept: tuple[int, ...], limit: int | None
+) -> StrategyProblem:
+    position = {node: i for i, node in enumerate(kept)}
+    split: dict[int, tuple[Floats, Bools | None]] = {}
+    edges = []
+    for node in kept:
+        for other, matrix in graph.joined[node].items():
+            if node < other:
+                if id(matrix) not in split:
+                    finite = np.isfinite(matrix)
+                    split[id(matrix)] = (
+                        (matrix, None) if finite.all() else (np.where(finite, matrix, 0.0), finite)
+                    )
+                costs, allowed = split[id(matrix)]
+                edges.append(Edge(tail=position[node], head=position[other], costs_s=costs, allowed=allowed))
+    edges.sort(key=lambda edge: (edge.tail, edge.head))
+    usages = [
+        Usage(node=position[node], start=start, stop=stop, bytes=used)
+        for node in kept
+        for start, stop, used in peaks.usages.get(node, [])
+    ]
+    last, constant = len(kept), peaks.constant_bytes
+    usages += [Usage(node=last, start=p, stop=p + 1, bytes=constant[p : p + 1]) for p in range(constant.size)]
+    nodes = [Node(name=problem.nodes[node].name, costs_s=graph.unary(node)) for node in kept]
+    nodes.append(Node(name="constant", costs_s=np.array([graph.constant_s])))
+    return StrategyProblem(
+        nodes=tuple(nodes),
+        edges=tuple(edges),
+        usages=tuple(usages),
+        limit_bytes=limit if constant.size else None,
+    )
+
+
+def _dominate(graph: Contraction, peaks: Peaks) -> bool:
+    """Delete each strategy that another replaces, whatever the neighbours choose; say whether any went."""
+    cache: dict[int, Floats] = {}
+    changed = False
+    for node in graph.alive():
+        size = graph.size(node)
+        edges = list(graph.joined[node].values())
+        if size == 1 or any(size * matrix.size > MOST_DIFFERENCES for matrix in edges):
+            continue
+        used = peaks.profile(node, size)
+        better: Bools = (used[:, :, None] <= used[:, None, :]).all(axis=0)
+        extra = graph.unary(node)[:, None] - graph.unary(node)[None, :]
+        for matrix in edges:
+            if id(matrix) not in cache:
+                cache[id(matrix)] = _worst_extra(matrix)
+            extra = extra + cache[id(matrix)]
+        better = better & (extra <= 0)
+        np.fill_diagonal(better, False)
+        left = np.ones(size, dtype=np.bool_)
+        # From the last on: of two equal strategies the first one stays.
+        for strategy in range(size - 1, -1, -1):
+            left[strategy] = not better[left, strategy].any()
+        if not left.all():
+            changed = True
+            graph.keep(node, np.flatnonzero(left))
+    return changed
+
+
+def _worst_extra(matrix: Floats) -> Floats:
+    """[j, i]: the most that strategy j pays over i, over the partners that i allows; -inf where it allows
+    none.
+    """
+    size = matrix.shape[0]
+    worst = np.empty((size, size))
+    allowed = np.isfinite(matrix)
+    filled = np.where(allowed, matrix, 0.0)
+    for j in range(size):
+        worst[j] = np.where(allowed, matrix[j] - filled, -np.inf).max(axis=1)
+    return worst
+
+
+def _eliminate(graph: Contraction, peaks: Peaks) -> bool:
+    """Minimise out the nodes that have few neighbours and no say in memory; say whether any went."""
+    changed = False
+    for node in graph.alive():
+        if node in peaks.usages:
+            continue
+        sizes = [graph.size(other) for other in graph.joined[node]]
+        if len(sizes) == 2:
+            a, b = graph.joined[node]
+            entries = sizes[0] * sizes[1]
+            spared = graph.size(node) * sum(sizes)
+            affordable = graph.size(node) * entries <= MOST_SUMS and entries <= MOST_ENTRIES
+            if not affordable or (b not in graph.joined[a] and entries > spared):
+                continue
+        elif len(sizes) > 2:
+            continue
+        graph.eliminate(node)
+        changed = True
+    return changed

@@ -1,0 +1,60 @@
+"""Random small problems that hit every branch: masks, shared matrices, followers, memory at all tightnesses."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxplan.search import Edge, Node, StrategyProblem, Usage, evaluate
+
+
+def random_problem(seed: int, most_nodes: int = 6) -> StrategyProblem:
+    """A problem of at most a few thousand assignments; about one in six is infeasible."""
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(1, most_nodes + 1))
+    sizes = rng.integers(1, 5, count)
+    # Small integers make ties and exact dominance likely; microseconds are what real problems hold.
+    whole = rng.random() < 0.4
+
+    def costs(*shape: int) -> np.ndarray:
+        if whole:
+            return rng.integers(0, 4, shape).astype(np.float64)
+        return rng.random(shape) * 10.0 ** rng.uniform(-6, 0)
+
+    nodes = [Node(name=f"n{i}", costs_s=costs(int(size))) for i, size in enumerate(sizes)]
+    edges: list[Edge] = []
+    for _ in range(int(rng.integers(0, 2 * count))) if count > 1 else []:
+        tail, head = (int(n) for n in rng.choice(count, 2, replace=False))
+        shape = int(sizes[tail]), int(sizes[head])
+        alike = [e for e in edges if e.costs_s.shape == shape]
+        kind = rng.integers(0, 6)
+        if alike and kind == 0:
+            edges.append(Edge(tail=tail, head=head, costs_s=alike[0].costs_s, allowed=alike[0].allowed))
+        elif kind == 1:
+            edges.append(Edge(tail=tail, head=head, costs_s=costs(*shape), allowed=_follower(rng, shape)))
+        elif kind == 2:
+            separable = costs(shape[0])[:, None] + costs(shape[1])
+            edges.append(Edge(tail=tail, head=head, costs_s=separable))
+        elif kind == 3:
+            edges.append(Edge(tail=tail, head=head, costs_s=costs(*shape), allowed=rng.random(shape) < 0.7))
+        else:
+            edges.append(Edge(tail=tail, head=head, costs_s=costs(*shape)))
+    usages = []
+    for _ in range(int(rng.integers(0, 2 * count + 1))):
+        node, start = int(rng.integers(count)), int(rng.integers(0, 8))
+        amount = rng.integers(0, 50, sizes[node]) * int(rng.choice([1, 1000, 2**30]))
+        usages.append(Usage(node=node, start=start, stop=start + int(rng.integers(1, 6)), bytes=amount))
+    free = StrategyProblem(nodes=tuple(nodes), edges=tuple(edges), usages=tuple(usages))
+    if rng.random() < 0.3:
+        return free.verify()
+    peaks = [evaluate(free, [int(rng.integers(s)) for s in sizes]).peak_bytes for _ in range(4)]
+    limit = int(min(peaks) * rng.uniform(0.7, 1.1))
+    return StrategyProblem(nodes=free.nodes, edges=free.edges, usages=free.usages, limit_bytes=limit).verify()
+
+
+def _follower(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    allowed = np.zeros(shape, dtype=np.bool_)
+    if shape[0] == shape[1] and rng.random() < 0.6:
+        allowed[np.arange(shape[0]), rng.permutation(shape[0])] = True
+    else:
+        allowed[np.arange(shape[0]), rng.integers(0, shape[1], shape[0])] = True
+    return allowed if rng.random() < 0.5 else allowed.copy()
