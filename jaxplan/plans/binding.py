@@ -73,7 +73,7 @@ def bind_arguments(plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any]) -
       PlanMismatchError: a leaf is new, gone, or of another shape or dtype; all are counted, 8 listed.
     """
     kwargs = {name: kwargs[name] for name in sorted(kwargs)}
-    roots = _roots(plan, len(args))
+    roots = argument_roots(plan, len(args))
     paths = [path for root, arg in zip(roots, args, strict=True) for path in leaf_paths(arg, root)]
     paths += [path for name, value in kwargs.items() for path in leaf_paths(value, name)]
     leaves = jax.eval_shape(lambda *leaves: leaves, *jax.tree.leaves((tuple(args), kwargs)))
@@ -104,8 +104,9 @@ def bind_leaves(
     )
 
 
-def _roots(plan: Plan, count: int) -> list[str]:
-    """The plan's names of the positional arguments: the first part of their leaves' paths."""
+def argument_roots(plan: Plan, count: int | None = None) -> list[str]:
+    """The names of the positional arguments: the first part of their leaves' paths, `arg0` where there is
+    none."""
     roots: list[str] = []
     if plan.in_tree is not None:
         positional = children_of(structure_of(plan.in_tree))[0]
@@ -113,6 +114,8 @@ def _roots(plan: Plan, count: int) -> list[str]:
         for index, (_, leaves) in enumerate(leaf_counts(positional)):
             roots.append(plan.inputs[first].path.split("/")[0] if leaves else f"arg{index}")
             first += leaves
+    if count is None:
+        return roots
     return (roots + [f"arg{index}" for index in range(len(roots), count)])[:count]
 
 

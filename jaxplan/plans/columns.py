@@ -51,5 +51,7 @@ def bar(share: float, width: int = 40) -> str:
 
 
 def percent(share: float) -> str:
-    """`percent(0.123) == "12 %"`; a tenth is shown below 10 %."""
+    """`percent(0.123) == "12 %"`; a tenth is shown below 10 %, and what is not nothing is not called 0."""
+    if 0 < share < 0.0005:
+        return "<0.1 %"
     return f"{100 * share:.1f} %" if 0 < share < 0.0995 else f"{100 * share:.0f} %"

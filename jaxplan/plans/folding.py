@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 from ..sharding import Layout
 from .plan import PlannedCollective, TensorPlan
+
+Alike = TypeVar("Alike", bound=Hashable)
 
 _NUMBER = re.compile(r"\d+")
 _RANGE = re.compile(r"\{[\d,-]+\}")
@@ -42,38 +46,53 @@ class TensorRow:
         return f"{self.count}+{self.companions}" if self.companions else str(self.count)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Fold(Generic[Alike]):
+    """Paths that are alike, and the pattern that stands for them."""
+
+    pattern: str
+    alike: Alike
+    paths: tuple[str, ...]
+
+
+def fold_paths(leaves: Iterable[tuple[str, Alike]]) -> list[Fold[Alike]]:
+    """Folds of `(path, what must be equal)`, in order of first appearance."""
+    groups: dict[tuple[str, Alike], list[str]] = {}
+    for path, alike in leaves:
+        groups.setdefault((_NUMBER.sub("*", path), alike), []).append(path)
+    splits = Counter(template for template, _ in groups)
+    folds = [
+        Fold(pattern=_pattern(template, paths, alone=splits[template] == 1), alike=alike, paths=tuple(paths))
+        for (template, alike), paths in groups.items()
+    ]
+    return _braced(folds)
+
+
 def fold_tensors(tensors: Iterable[TensorPlan]) -> list[TensorRow]:
     """Rows in order of first appearance; no two leaves of one row differ in kind, shape, dtype or layout."""
-    groups: dict[tuple[str, str, tuple[int, ...], str, Layout], list[TensorPlan]] = {}
-    templates: dict[tuple[str, str], int] = {}
-    for tensor in tensors:
-        template = _NUMBER.sub("*", tensor.path)
-        key = (template, tensor.kind, tensor.shape, tensor.dtype, tensor.layout)
-        if key not in groups:
-            templates[template, tensor.kind] = templates.get((template, tensor.kind), 0) + 1
-        groups.setdefault(key, []).append(tensor)
+    by_path = {tensor.path: tensor for tensor in tensors}
+    folds = fold_paths((t.path, (t.kind, t.shape, t.dtype, t.layout)) for t in by_path.values())
     rows = [
         TensorRow(
-            pattern=_pattern(template, [t.path for t in group], alone=templates[template, kind] == 1),
-            kind=kind,
-            shape=shape,
-            dtype=dtype,
-            layout=layout,
-            count=len(group),
+            pattern=fold.pattern,
+            kind=fold.alike[0],
+            shape=fold.alike[1],
+            dtype=fold.alike[2],
+            layout=fold.alike[3],
+            count=len(fold.paths),
             companions=0,
-            bytes=sum(t.bytes for t in group),
-            local_bytes=sum(t.local_bytes for t in group),
+            bytes=sum(by_path[path].bytes for path in fold.paths),
+            local_bytes=sum(by_path[path].local_bytes for path in fold.paths),
         )
-        for (template, kind, shape, dtype, layout), group in groups.items()
+        for fold in folds
     ]
-    return _with_companions(_braced(rows))
+    return _with_companions(rows)
 
 
 def _pattern(template: str, paths: Sequence[str], *, alone: bool) -> str:
     """The template with each `*` replaced by its number where it is always the same one.
 
-    Where the template has other groups too, and one number alone tells them apart, that number's ranges
-    stand.
+    Where the template has other folds too, and one number alone tells them apart, that number's ranges stand.
     """
     numbers = [[int(n) for n in _NUMBER.findall(path)] for path in paths]
     columns = [sorted(set(column)) for column in zip(*numbers, strict=True)]
@@ -100,34 +119,25 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
-def _braced(rows: list[TensorRow]) -> list[TensorRow]:
-    """Merge rows that lie alike and whose patterns differ in one name only: `0/{mu,nu}/kernel`."""
-    depth = max((row.pattern.count("/") + 1 for row in rows), default=0)
-    for position in range(depth):
-        merged: dict[object, TensorRow] = {}
-        for row in rows:
-            parts = row.pattern.split("/")
+def _braced(folds: list[Fold[Alike]]) -> list[Fold[Alike]]:
+    """Merge folds that are alike and whose patterns differ in one name only: `0/{mu,nu}/kernel`."""
+    for position in range(1, max((fold.pattern.count("/") + 1 for fold in folds), default=0)):
+        merged: dict[object, Fold[Alike]] = {}
+        for fold in folds:
+            parts = fold.pattern.split("/")
+            fits = position < len(parts) and not _RANGE.search(parts[position])
             rest = (*parts[:position], None, *parts[position + 1 :])
-            fits = 0 < position < len(parts) and not _RANGE.search(parts[position])
-            alike = (row.kind, row.shape, row.dtype, row.layout)
-            key: object = (rest, row.count, alike) if fits else (row.pattern, alike)
+            key = (rest, len(fold.paths), fold.alike) if fits else (fold.pattern, fold.alike)
             first = merged.get(key)
-            merged[key] = row if first is None else _merge(first, row, position)
-        rows = list(merged.values())
-    return rows
+            merged[key] = fold if first is None else _merge(first, fold, position)
+        folds = list(merged.values())
+    return folds
 
 
-def _merge(first: TensorRow, row: TensorRow, position: int) -> TensorRow:
-    parts, other = first.pattern.split("/"), row.pattern.split("/")[position]
-    names = parts[position].strip("{}").split(",") + [other]
-    parts[position] = f"{{{','.join(names)}}}"
-    return replace(
-        first,
-        pattern="/".join(parts),
-        count=first.count + row.count,
-        bytes=first.bytes + row.bytes,
-        local_bytes=first.local_bytes + row.local_bytes,
-    )
+def _merge(first: Fold[Alike], fold: Fold[Alike], position: int) -> Fold[Alike]:
+    parts, other = first.pattern.split("/"), fold.pattern.split("/")[position]
+    parts[position] = f"{{{parts[position].strip('{}')},{other.strip('{}')}}}"
+    return replace(first, pattern="/".join(parts), paths=first.paths + fold.paths)
 
 
 def _with_companions(rows: list[TensorRow]) -> list[TensorRow]:

@@ -234,3 +234,36 @@ class Plan:
         from .table import plan_table
 
         return plan_table(self)
+
+    def explain(self, path: str) -> str:
+        """Why the tensor at `path` lies as it does, and what each other layout would cost.
+
+        Args:
+          path: a tree path as the plan prints it, the end of one ("mlp/kernel"), or a glob.
+
+        Raises:
+          ArgumentError: no tensor has that path; names near ones.
+        """
+        from .explain import explain_tensor
+
+        return explain_tensor(self, path)
+
+    def diff(self, other: Plan) -> str:
+        """What `other` does differently: specs, cost, collectives, constraints; "no difference" where
+        nothing."""
+        from .diff import plan_diff
+
+        return plan_diff(self, other)
+
+    def to_python(self) -> str:
+        """Runnable Python that makes the mesh and the shardings with jax alone: take the specs and leave."""
+        from .export import python_source
+
+        return python_source(self)
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as one self-contained page: no script, nothing fetched, light and dark."""
+        from .html import plan_page
+        from .serialize import write_whole
+
+        write_whole(path, plan_page(self))

@@ -16,7 +16,7 @@ _TENSOR_ROWS = 40
 
 _COLLECTIVE_ROWS = 20
 
-_KINDS = {
+KINDS = {
     "parameter": "parameters",
     "optimizer": "optimizer state",
     "state": "other state",
@@ -81,14 +81,14 @@ def _header(plan: Plan) -> list[str]:
 def _tensors(plan: Plan) -> list[str]:
     rows = fold_tensors((*plan.inputs, *(tensor for tensor in plan.outputs if not tensor.alias)))
     table: list[tuple[str, ...]] = [("tensor", "leaves", "shape", "dtype", "spec", "bytes", "a device")]
-    kinds = [*_KINDS, *sorted({row.kind for row in rows} - set(_KINDS))]
+    kinds = [*KINDS, *sorted({row.kind for row in rows} - set(KINDS))]
     for kind in kinds:
         mine = [row for row in rows if row.kind == kind]
         if not mine:
             continue
         sums = (sum(row.bytes for row in mine), sum(row.local_bytes for row in mine))
         cells = tuple(format_bytes(size) for size in sums) if len(mine) > 1 else ("", "")
-        table.append((f"[{_KINDS.get(kind, kind)}]", "", "", "", "", *cells))
+        table.append((f"[{KINDS.get(kind, kind)}]", "", "", "", "", *cells))
         table += _tensor_rows(mine)
     legend = []
     if any(row.companions for row in rows):
@@ -192,15 +192,15 @@ def _step_time(plan: Plan) -> list[str]:
 
 def _memory(plan: Plan) -> list[str]:
     cost = plan.cost
-    where = f" at {cost.peak_where}" if cost.peak_where else ""
+    parts = sorted(cost.peak_parts.items(), key=lambda item: (-item[1], item[0]))
+    shares = [size / cost.peak_bytes if cost.peak_bytes else 0.0 for _, size in parts]
     rows = [
-        (name, format_bytes(size), percent(size / plan.budget_bytes), bar(size / plan.budget_bytes))
-        for name, size in sorted(cost.peak_parts.items(), key=lambda item: (-item[1], item[0]))
+        (name, format_bytes(size), percent(share), bar(share))
+        for (name, size), share in zip(parts, shares, strict=True)
     ]
-    free = plan.budget_bytes - cost.peak_bytes
-    rows.append(("free of the budget", format_bytes(free), percent(max(free, 0) / plan.budget_bytes), ""))
-    title = f"Memory at the peak, {format_bytes(cost.peak_bytes)} a device{where}"
-    return [title, *aligned(rows, right=(1, 2))]
+    where = f", reached at {cost.peak_where}" if cost.peak_where else ""
+    free = f"{format_bytes(plan.budget_bytes - cost.peak_bytes)} of the budget stay free"
+    return [f"Memory {format_bytes(cost.peak_bytes)} a device{where}; {free}", *aligned(rows, right=(1, 2))]
 
 
 def _templates(plan: Plan) -> list[str]:
