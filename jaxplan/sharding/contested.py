@@ -1,9 +1,9 @@
 """Settles contractions whose operands and result claim one mesh axis for different factors, as XLA does.
 
 Propagation can leave a `dot_general` or a `convolution` whose operands and result cannot all keep their
-shardings: the weight and the batch of an FSDP layer lie on the same axis.  Shardy's explicit-reshards pass then
-takes the cheapest way in its own estimate; XLA's SPMD partitioner, which compiles the program, follows two fixed
-rules (checked against compiled CPU and TPU modules in tests/sharding/test_partitioner.py):
+shardings: the weight and the batch of an FSDP layer lie on the same axis. Shardy's explicit-reshards pass
+then takes the cheapest way in its own estimate; XLA's SPMD partitioner, which compiles the program, follows
+two fixed rules (checked against compiled CPU and TPU modules in tests/sharding/test_partitioner.py):
 
 1. an axis that cuts a reduction factor in every operand stays there: the result is a pending sum over it,
    reduced, and only then brought to the layout that was asked for;

@@ -1,10 +1,10 @@
 """Brings a lowered module into the form in which XLA propagates shardings.
 
 XLA imports a module into Shardy from HLO, where it is no longer what jax lowered: calls are inlined, what a
-loop carries unchanged has become a free variable of the loop, and each free variable that has a sharding is read
-through a constraint that leaves it open, so that a weight may be gathered once before the loop.  Without these
-steps propagation finds other shardings than the compiler does.  The rest of the import (tuples, constants) has no
-part in propagation.
+loop carries unchanged has become a free variable of the loop, and each free variable that has a sharding is
+read through a constraint that leaves it open, so that a weight may be gathered once before the loop.
+Without these steps propagation finds other shardings than the compiler does. The rest of the import
+(tuples, constants) has no part in propagation.
 """
 
 from __future__ import annotations

@@ -37,6 +37,7 @@ class Visit:
       op: the MLIR operation.
       scope: its `jax.named_scope` path; what has none of its own, that of the loop around it.
       trips: how often it runs in one step.
+      frame: number of the block that it stands in.
       operands, results: numbers of its values.
       operand_layouts, layouts: the shardings of operands and results; a value without one is replicated.
     """
@@ -44,6 +45,7 @@ class Visit:
     op: Any
     scope: str
     trips: float
+    frame: int
     operands: tuple[int, ...]
     results: tuple[int, ...]
     operand_layouts: tuple[Dims, ...]
@@ -209,6 +211,7 @@ class Walk:
         self, block: Any, arguments: Sequence[tuple[int, Dims]], outer: Mapping[Any, tuple[int, Dims]],
         scope: str, trips: float,
     ) -> Iterator[Visit]:  # fmt: skip
+        frame = self._number()
         env = dict(outer)
         env.update(zip(block.arguments, arguments, strict=True))
         for view in block.operations:
@@ -222,6 +225,7 @@ class Walk:
                 op=op,
                 scope=inner,
                 trips=trips,
+                frame=frame,
                 operands=tuple(number for number, _ in operands),
                 results=results,
                 operand_layouts=tuple(layout for _, layout in operands),

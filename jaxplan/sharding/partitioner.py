@@ -160,7 +160,12 @@ def shardy_rules(module: Any) -> list[tuple[str, str]]:
 
 
 def _collectives(visits: Sequence[Visit], sizes: dict[str, int]) -> Iterable[Collective]:
-    """The collectives among `visits`; an all_reduce that is only sliced is a reduce_scatter."""
+    """The collectives among `visits`.
+
+    An all_reduce that is only sliced is a reduce_scatter.  What is resharded twice in one block in the same way (a
+    weight for the forward and the backward pass) counts once: XLA eliminates common subexpressions.
+    """
+    visits = _without_repeats(visits)
     uses: dict[int, list[Visit]] = defaultdict(list)
     for visit in visits:
         for operand in visit.operands:
@@ -177,6 +182,23 @@ def _collectives(visits: Sequence[Visit], sizes: dict[str, int]) -> Iterable[Col
         elif name in _SDY and visit.results[0] not in fused:
             for collective in _SDY[name](visit, sizes):
                 yield replace(collective, scope=_consumer_scope(visit, uses))
+
+
+def _without_repeats(visits: Sequence[Visit]) -> list[Visit]:
+    """`visits` without reshards of the same value in the same way in the same block; uses are redirected."""
+    first: dict[tuple[int, str, int, Dims], int] = {}
+    renamed: dict[int, int] = {}
+    kept = []
+    for visit in visits:
+        operands = tuple(renamed.get(number, number) for number in visit.operands)
+        if visit.op.name in _SDY:
+            key = (visit.frame, visit.op.name, operands[0], visit.layouts[0])
+            if key in first:
+                renamed[visit.results[0]] = first[key]
+                continue
+            first[key] = visit.results[0]
+        kept.append(replace(visit, operands=operands))
+    return kept
 
 
 def _consumer_scope(visit: Visit, uses: Mapping[int, Sequence[Visit]]) -> str:
@@ -244,7 +266,8 @@ def _all_to_all(visit: Visit, sizes: dict[str, int]) -> Iterable[Collective]:
 
 def _permute(visit: Visit, sizes: dict[str, int]) -> Iterable[Collective]:
     before, after = visit.operand_layouts[0], visit.layouts[0]
-    moved = {axis for a, b in zip(before, after, strict=True) if a != b for axis in (*a, *b)}
+    changed = [(*a, *b) for a, b in zip(before, after, strict=True) if a != b]
+    moved = {axis.partition(":")[0] for axes in changed for axis in axes}
     size = local_bytes(visit.op.results[0], after, sizes)
     yield _collective(visit, "collective_permute", tuple(sorted(moved)), size, sizes)
 
