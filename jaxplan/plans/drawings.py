@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import itertools
+import math
 from collections.abc import Sequence
 
 from ..sharding import Layout, MeshAxes
@@ -62,40 +63,31 @@ def share_bar(share: float, kind: str = "c0") -> str:
 def mesh_drawing(layout: Layout, axes: MeshAxes) -> str:
     """The devices of the mesh, one square each, shaded by the piece of the tensor that it holds.
 
-    Rows are the first axis, columns the others (the last one fastest).  Squares of one shade hold the same
+    Columns are the first axis, rows the others (the last one fastest).  Squares of one shade hold the same
     piece: a replicated tensor has one shade, a tensor cut over every axis as many as there are devices.
     """
-    sizes = [size for _, size in axes] or [1]
     names = [name for name, _ in axes]
-    cutting = {name for dim in layout.dims for name in dim}
-    rows, columns = sizes[:1], sizes[1:] or [1]
-    drawn_rows = range(min(rows[0], _MOST))
-    places = list(itertools.islice(itertools.product(*map(range, columns)), _MOST))
+    first, *others = [size for _, size in axes] or [1]
+    columns = range(min(first, _MOST))
+    rows = list(itertools.islice(itertools.product(*map(range, others)), _MOST))
     pieces = layout.shards(axes)
     cells = []
-    for y in drawn_rows:
-        for x, rest in enumerate(places):
-            index = dict(zip(names, (y, *rest), strict=False))
-            piece = _piece(layout, index, dict(axes))
-            shade = 0.22 + 0.78 * piece / max(pieces - 1, 1) if cutting else 0.22
+    for y, rest in enumerate(rows):
+        for x in columns:
+            index = dict(zip(names, (x, *rest), strict=False))
+            shade = 0.22 + 0.78 * _piece(layout, index, dict(axes)) / max(pieces - 1, 1)
             cells.append(
                 f'<rect class="device" x="{x * _CELL}" y="{y * _CELL}" width="{_CELL - 1}" '
                 f'height="{_CELL - 1}" fill-opacity="{shade:.2f}"/>'
             )
-    width, height = len(places) * _CELL, len(drawn_rows) * _CELL
+    width, height = len(columns) * _CELL, len(rows) * _CELL
     held = "every device holds all of it" if pieces == 1 else f"{pieces} pieces, by shade"
-    more = "" if rows[0] <= _MOST and len(places) == _count(columns) else "; first corner of the mesh"
+    whole = len(columns) * len(rows) == math.prod((first, *others))
+    title = html.escape(f"{layout}: {held}{'' if whole else '; first corner of the mesh'}")
     return (
         f'<svg class="mesh" width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img">'
-        f"<title>{html.escape(f'{layout}: {held}{more}')}</title>{''.join(cells)}</svg>"
+        f"<title>{title}</title>{''.join(cells)}</svg>"
     )
-
-
-def _count(columns: Sequence[int]) -> int:
-    count = 1
-    for size in columns:
-        count *= size
-    return count
 
 
 def _piece(layout: Layout, index: dict[str, int], size: dict[str, int]) -> int:

@@ -170,7 +170,7 @@ def _tensors(plan: Plan) -> str:
         ("bytes", "n"), ("a device", "n"),
     )  # fmt: skip
     note = (
-        f"One square a device, rows over {plan.axes[0][0]}: squares of one shade hold the same piece. Cut "
+        f"One square a device, columns over {plan.axes[0][0]}: squares of one shade hold the same piece. Cut "
         "dimensions "
         "are coloured. Leaves n+m: n parameters and the m optimizer leaves that lie as they do."
         if plan.axes
@@ -252,7 +252,7 @@ def _constraints(plan: Plan) -> str:
     ]
     head = _row_of_heads(("where", ""), ("operation", ""), ("shape", ""), ("pinned to", ""), ("for", ""))
     return (
-        f"<h2>Constraints inside the step</h2>\n<details><summary>{len(lines)} values are pinned with "
+        f"<h2>Constraints inside the step</h2>\n<details><summary>{len(lines)} pinned with "
         f"<code>with_sharding_constraint</code></summary>\n{_table(head, lines)}</details>"
     )
 
