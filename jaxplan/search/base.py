@@ -124,7 +124,8 @@ class Incumbent:
 
     def closed(self, relative_gap: float) -> bool:
         """Whether the best so far is within the gap of the bound."""
-        return self.objective_s - self.bound_s <= relative_gap * abs(self.objective_s)
+        slack = self.objective_s - self.bound_s
+        return math.isfinite(slack) and slack <= relative_gap * abs(self.objective_s)
 
     def result(self, termination: Termination, reason: str = "") -> SearchResult:
         """The search as it stands."""

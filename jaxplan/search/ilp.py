@@ -219,6 +219,7 @@ class _Search:
     def relax(self) -> bool:
         """Relaxations with ever more memory rows, then the exact rounds; False when nothing is feasible."""
         small = self.small
+        self.best.raise_bound(_least_sum(small))
         self._offer_near([int(np.argmin(node.costs_s)) for node in small.nodes])
         reached = evaluate(small, self.descent.chosen).objective_s
         self.unit_s = (abs(reached) or 1.0) / OBJECTIVE_UNITS
@@ -333,6 +334,17 @@ def _parts(problem: StrategyProblem, rows: Sequence[int]) -> list[list[int]]:
     for node in range(len(root)):
         parts.setdefault(find(node), []).append(node)
     return list(parts.values())
+
+
+def _least_sum(problem: StrategyProblem) -> float:
+    """The cheapest strategy of every node and pair of every edge: a bound that is there at once."""
+    least: dict[tuple[int, int], float] = {}
+    for edge in problem.edges:
+        key = (id(edge.costs_s), id(edge.allowed))
+        if key not in least:
+            least[key] = float((edge.costs_s if edge.allowed is None else edge.costs_s[edge.allowed]).min())
+    edges_s = math.fsum(least[id(edge.costs_s), id(edge.allowed)] for edge in problem.edges)
+    return math.fsum(float(node.costs_s.min()) for node in problem.nodes) + edges_s
 
 
 def _cost_within(problem: StrategyProblem, part: list[int], chosen: Ints) -> float:

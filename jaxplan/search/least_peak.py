@@ -23,8 +23,9 @@ def least_peak(
 ) -> SearchResult:
     """The assignment of the smallest peak, whatever it costs and whatever the limit is.
 
-    OPTIMAL: no assignment has a peak under `(1 - relative_gap) * peak_bytes`; `objective_s` is what this one
-    costs, `bound_s` is -inf.  INFEASIBLE, with an empty assignment: the edges forbid everything.
+    OPTIMAL: no assignment has a peak under `(1 - relative_gap) * peak_bytes` (or 1e-6, HiGHS' own tolerance);
+    `objective_s` is what this one costs, `bound_s` is -inf.  INFEASIBLE, with an empty assignment: the edges
+    forbid everything.
     """
     zeros: dict[tuple[int, ...], Floats] = {}
 
@@ -108,7 +109,7 @@ def _lower(lowest: _Lowest, engine: Engine, relative_gap: float, deadline: float
             alive = timeline.bytes_at_peaks(answer.values)
         else:
             alive = lowest.offer(chosen)
-        if lowest.peak_bytes - bound_bytes <= relative_gap * lowest.peak_bytes:
+        if lowest.chosen and lowest.peak_bytes - bound_bytes <= relative_gap * lowest.peak_bytes:
             return
         new = [p for p in timeline.worst(alive, bound_bytes * (1 + 1e-9), ROWS_A_ROUND) if p not in rows]
         if not new:

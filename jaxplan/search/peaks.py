@@ -50,6 +50,12 @@ def find_peaks(problem: StrategyProblem, graph: Contraction, limit_bytes: int | 
     constant = np.zeros(steps, dtype=np.int64)
     np.add.at(constant, where.reshape(-1, 2)[:, 0], base)
     np.subtract.at(constant, where.reshape(-1, 2)[:, 1], base)
+    for node in [node for node in varying if graph.costs[node] is None]:
+        # It was minimised out because at every peak its bytes don't depend on the choice: there the most is exact.
+        # Elsewhere it is an upper bound that stays under the peak which made the step superfluous.
+        own = varying.pop(node)
+        at, rows = _profile(list(own), list(own.values()), next(iter(own.values())).size)
+        np.add.at(constant, at, np.diff(rows.max(axis=1), prepend=0))
     constant = np.cumsum(constant)
 
     least_delta, most_delta = np.zeros(steps, np.int64), np.zeros(steps, np.int64)
@@ -90,19 +96,16 @@ def _split(
     owner, choice = _owners(graph, len(problem.nodes))
     # Many usages are alike, and so are the strategies they are chosen by: each pair of the two is looked at
     # once.
-    seen: dict[tuple[int, bool], tuple[int, Ints | None]] = {}
+    seen: dict[int, tuple[int, Ints | None]] = {}
     base = np.zeros(len(spans), dtype=np.int64)
     varying: dict[int, dict[tuple[int, int], Ints]] = {}
     for i, (usage, span) in enumerate(zip(problem.usages, spans, strict=True)):
         node = owner[usage.node]
         used = graph.matrices.rows(graph.matrices.intern(usage.bytes), choice[usage.node])
-        # A node that was minimised out had no say at any peak: there its most is its least.
-        decided = graph.costs[node] is None
-        key = id(used), decided
-        if key not in seen:
-            least = int(used.max() if decided else used.min())
-            seen[key] = least, (used - least if (used > least).any() else None)
-        base[i], above = seen[key]
+        if id(used) not in seen:
+            least = int(used.min())
+            seen[id(used)] = least, np.subtract(used, least) if (used > least).any() else None
+        base[i], above = seen[id(used)]
         if above is not None:
             own = varying.setdefault(node, {})
             own[span] = own[span] + above if span in own else above

@@ -94,13 +94,13 @@ class StrategyProblem:
         sizes = [node.costs_s.shape[0] if node.costs_s.ndim == 1 else -1 for node in self.nodes]
         for i, (node, size) in enumerate(zip(self.nodes, sizes, strict=True)):
             if size < 1:
-                yield f"node {i} `{node.name}`: costs_s of shape {node.costs_s.shape}, needs one strategy or more"
+                yield f"node {i} `{node.name}`: costs_s has shape {node.costs_s.shape}; needs a strategy"
             elif node.costs_s.dtype != np.float64 or not np.isfinite(node.costs_s).all():
                 yield f"node {i} `{node.name}`: costs_s must be finite float64 seconds, got {node.costs_s}"
         sound: dict[tuple[int, int], bool] = {}
         for i, edge in enumerate(self.edges):
             if not (0 <= edge.tail < len(sizes) and 0 <= edge.head < len(sizes)) or edge.tail == edge.head:
-                yield f"edge {i}: joins nodes {edge.tail} and {edge.head}, needs two different of {len(sizes)}"
+                yield f"edge {i}: joins nodes {edge.tail} and {edge.head}; needs two of {len(sizes)}"
                 continue
             shape = (sizes[edge.tail], sizes[edge.head])
             if edge.costs_s.shape != shape or (edge.allowed is not None and edge.allowed.shape != shape):
@@ -111,14 +111,14 @@ class StrategyProblem:
                 sound[key] = edge.costs_s.dtype == np.float64 and bool(np.isfinite(edge.costs_s).all())
                 sound[key] &= edge.allowed is None or edge.allowed.dtype == np.bool_
             if not sound[key]:
-                yield f"edge {i}: costs_s must be finite float64 seconds; mask what is impossible in `allowed`"
+                yield f"edge {i}: costs_s must be finite float64 seconds; mask the impossible in `allowed`"
         for i, usage in enumerate(self.usages):
             if not 0 <= usage.node < len(sizes) or usage.bytes.shape != (sizes[usage.node],):
                 yield f"usage {i}: {usage.bytes.shape} bytes do not fit the strategies of node {usage.node}"
             elif not usage.start < usage.stop:
-                yield f"usage {i} of `{self.nodes[usage.node].name}`: empty: [{usage.start}, {usage.stop})"
+                yield f"usage {i} of `{self.nodes[usage.node].name}`: [{usage.start}, {usage.stop}) is empty"
             elif usage.bytes.dtype != np.int64 or usage.bytes.min() < 0:
-                yield f"usage {i} of `{self.nodes[usage.node].name}`: bytes must be int64 and not negative"
+                yield f"usage {i} of `{self.nodes[usage.node].name}`: bytes must be int64, none negative"
         if self.limit_bytes is not None and self.limit_bytes < 0:
             yield f"limit_bytes={self.limit_bytes} is negative"
 

@@ -134,7 +134,7 @@ def _dominate(graph: Contraction, peaks: Peaks) -> bool:
         if size == 1 or any(size * matrix.size > MOST_DIFFERENCES for matrix in edges):
             continue
         used = peaks.profile(node, size)
-        better: Bools = (used[:, :, None] <= used[:, None, :]).all(axis=0)
+        better = np.all(used[:, :, None] <= used[:, None, :], axis=0)
         extra = graph.unary(node)[:, None] - graph.unary(node)[None, :]
         for matrix in edges:
             if id(matrix) not in cache:

@@ -1,0 +1,139 @@
+"""The exact search where random tiny problems do not reach: time, interruption, scale, infeasibility."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from jaxplan.search import Edge, Node, StrategyProblem, Termination, Usage, evaluate, least_peak, solve
+from jaxplan.search.exhaustive import solve as exhaustive
+from tests.search.problems import random_problem
+
+
+def grid(side: int, strategies: int, seed: int) -> StrategyProblem:
+    """A grid of nodes with random prices: nothing folds, its relaxation is fractional, and memory binds."""
+    rng = np.random.default_rng(seed)
+    nodes = tuple(Node(name=f"n{i}", costs_s=rng.random(strategies)) for i in range(side * side))
+    pairs = [(i, i + 1) for i in range(side * side) if (i + 1) % side]
+    pairs += [(i, i + side) for i in range(side * (side - 1))]
+    edges = tuple(Edge(tail=a, head=b, costs_s=rng.random((strategies, strategies))) for a, b in pairs)
+    usages = tuple(
+        Usage(node=i, start=i, stop=i + side, bytes=rng.integers(1, 1000, strategies))
+        for i in range(len(nodes))
+    )
+    return StrategyProblem(nodes=nodes, edges=edges, usages=usages, limit_bytes=400 * side)
+
+
+def test_the_time_limit_is_kept_and_leaves_something() -> None:
+    problem = grid(9, 7, 0)
+    start = time.monotonic()
+    result = solve(problem, time_limit_s=3.0, relative_gap=0.0)
+    assert time.monotonic() - start < 3.0 + 3.0
+    assert result.termination is Termination.TIME_LIMIT
+    assert evaluate(problem, result.assignment).feasible
+    assert 0 < result.bound_s <= result.objective_s
+    assert result.gap < 1
+
+
+def test_a_time_limit_of_nothing_says_so() -> None:
+    result = solve(grid(4, 3, 0), time_limit_s=1e-9)
+    assert result.termination is Termination.TIME_LIMIT
+
+
+def test_ctrl_c_returns_the_best_so_far() -> None:
+    problem = grid(9, 7, 1)
+    main = threading.main_thread().ident
+    assert main is not None
+    timer = threading.Timer(3.0, lambda: signal.pthread_kill(main, signal.SIGINT))
+    timer.start()
+    result = solve(problem, time_limit_s=8.0, relative_gap=0.0)
+    timer.cancel()
+    assert result.termination is Termination.INTERRUPTED
+    assert result.wall_s < 6.0
+    assert evaluate(problem, result.assignment).feasible
+    assert np.isfinite(result.bound_s)
+
+
+def test_the_gap_asked_for_is_the_gap_given() -> None:
+    problem = grid(5, 4, 2)
+    exact = solve(problem, relative_gap=0.0)
+    loose = solve(problem, relative_gap=0.2)
+    assert exact.termination is loose.termination is Termination.OPTIMAL
+    assert loose.gap <= 0.2
+    assert exact.gap <= 1e-9
+    assert exact.objective_s <= loose.objective_s <= exact.objective_s * 1.2 + 1e-12
+
+
+@pytest.mark.parametrize("exponent", [-9, -3, 0, 6])
+def test_the_scale_of_the_costs_changes_nothing(exponent: int) -> None:
+    problem = grid(4, 4, 3)
+    scale = 10.0**exponent
+    scaled = replace(
+        problem,
+        nodes=tuple(replace(node, costs_s=node.costs_s * scale) for node in problem.nodes),
+        edges=tuple(replace(edge, costs_s=edge.costs_s * scale) for edge in problem.edges),
+    )
+    plain, result = solve(problem, relative_gap=0.0), solve(scaled, relative_gap=0.0)
+    assert evaluate(problem, result.assignment).objective_s == pytest.approx(plain.objective_s, rel=1e-9)
+
+
+def test_parts_that_nothing_joins_are_solved_apart() -> None:
+    one = grid(3, 4, 4)
+    count = len(one.nodes)
+    nodes = tuple(replace(node, name=node.name + "'") for node in one.nodes)
+    edges = tuple(replace(e, tail=e.tail + count, head=e.head + count) for e in one.edges)
+    usages = tuple(replace(u, node=u.node + count, start=u.start + 99, stop=u.stop + 99) for u in one.usages)
+    twice = StrategyProblem(
+        nodes=one.nodes + nodes,
+        edges=one.edges + edges,
+        usages=one.usages + usages,
+        limit_bytes=one.limit_bytes,
+    )
+    single, double = solve(one, relative_gap=0.0), solve(twice, relative_gap=0.0)
+    assert double.objective_s == pytest.approx(2 * single.objective_s, rel=1e-9)
+    assert double.bound_s == pytest.approx(2 * single.bound_s, rel=1e-6)
+
+
+def test_without_nodes_there_is_nothing_to_pay() -> None:
+    result = solve(StrategyProblem(nodes=()))
+    assert (result.assignment, result.objective_s, result.termination) == ((), 0.0, Termination.OPTIMAL)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_least_peak_is_reachable_and_least(seed: int) -> None:
+    problem = random_problem(seed)
+    found = least_peak(problem, relative_gap=0.0)
+    if found.termination is Termination.INFEASIBLE:
+        assert exhaustive(replace(problem, limit_bytes=None)).termination is Termination.INFEASIBLE
+        return
+    assert found.termination is Termination.OPTIMAL
+    assert evaluate(problem, found.assignment).peak_bytes == found.peak_bytes
+    assert exhaustive(replace(problem, limit_bytes=found.peak_bytes)).termination is Termination.OPTIMAL
+    # The engine's own tolerance on rows is 1e-6.
+    less = int(found.peak_bytes * (1 - 2e-6)) - 1
+    if less >= 0:
+        assert exhaustive(replace(problem, limit_bytes=less)).termination is Termination.INFEASIBLE
+
+
+def test_infeasible_by_memory_alone() -> None:
+    # Each choice fits by itself and every peak could fit; the pair forces both large ones.
+    two = Node(name="a", costs_s=np.zeros(2))
+    problem = StrategyProblem(
+        nodes=(two, replace(two, name="b"), replace(two, name="c")),
+        edges=(
+            Edge(tail=0, head=1, costs_s=np.zeros((2, 2)), allowed=np.array([[True, True], [True, False]])),
+            Edge(tail=1, head=2, costs_s=np.zeros((2, 2)), allowed=np.array([[True, True], [True, False]])),
+            Edge(tail=0, head=2, costs_s=np.zeros((2, 2)), allowed=np.array([[True, True], [True, False]])),
+        ),
+        usages=tuple(Usage(node=n, start=0, stop=1, bytes=np.array([6, 1])) for n in range(3)),
+        limit_bytes=12,
+    )
+    result = solve(problem)
+    assert result.termination is Termination.INFEASIBLE
+    assert "12 bytes" in result.reason
+    assert least_peak(problem).peak_bytes == 13
