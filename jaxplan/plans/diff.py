@@ -10,7 +10,8 @@ from ..units import format_bytes, format_seconds
 from .columns import WIDTH, aligned, percent
 from .folding import fold_paths
 from .plan import Constraint, Plan, TensorPlan
-from .table import against, mesh_text, runs_text, shape_text
+from .table import against, mesh_text
+from .words import runs_text, shape_text, spec_text, type_text
 
 _SHOWN = 40
 """Rows of one section."""
@@ -91,10 +92,10 @@ def _tensor_text(tensor: TensorPlan | None, other: TensorPlan | None) -> str:
     if tensor is None:
         return "none"
     if other is not None and (other.shape, other.dtype) == (tensor.shape, tensor.dtype):
-        return str(tensor.layout)
+        return spec_text(tensor.layout)
     if other is None:
-        return str(tensor.layout)
-    return f"{tensor.layout} of {shape_text(tensor.shape)} {tensor.dtype}"
+        return spec_text(tensor.layout)
+    return f"{spec_text(tensor.layout)} {type_text(tensor.dtype, tensor.shape)}"
 
 
 def _change(old: float, new: float) -> str:
@@ -170,7 +171,7 @@ def _constraints(before: Plan, after: Plan) -> list[str]:
 
 
 def _constraint_text(one: Constraint) -> str:
-    return f"{one.source} {one.primitive} {shape_text(one.shape)}: {one.layout} ({one.why})"
+    return f"{one.source} {one.primitive} {shape_text(one.shape)}: {spec_text(one.layout)} ({one.why})"
 
 
 def _prices(before: Plan, after: Plan) -> list[str]:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 
 from ..sharding import Layout, MeshAxes
+from .words import spec_text
 
 PALETTE = 7
 """Colours `c0` ... `c6` of the page's style; a part takes them in turn."""
@@ -83,7 +84,7 @@ def mesh_drawing(layout: Layout, axes: MeshAxes) -> str:
     width, height = len(columns) * _CELL, len(rows) * _CELL
     held = "every device holds all of it" if pieces == 1 else f"{pieces} pieces, by shade"
     whole = len(columns) * len(rows) == math.prod((first, *others))
-    title = html.escape(f"{layout}: {held}{'' if whole else '; first corner of the mesh'}")
+    title = html.escape(f"{spec_text(layout)}: {held}{'' if whole else '; first corner of the mesh'}")
     return (
         f'<svg class="mesh" width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img">'
         f"<title>{title}</title>{''.join(cells)}</svg>"

@@ -14,7 +14,7 @@ from ..units import format_bytes, format_seconds
 from .columns import aligned, percent
 from .folding import fold_collectives
 from .plan import Alternative, Plan, PlannedCollective, TensorPlan
-from .table import runs_text, shape_text
+from .words import runs_text, shape_text, spec_text
 
 _SHOWN = 6
 """Differently laid tensors that a glob explains, and rows of their tables."""
@@ -73,7 +73,7 @@ def _explain(plan: Plan, group: Sequence[TensorPlan]) -> str:
     tensor = group[0]
     local = local_shape(tensor, plan)
     rows = [
-        ("spec", f"{tensor.layout}: {_cut_text(tensor, plan)}"),
+        ("spec", f"{spec_text(tensor.layout)}: {_cut_text(tensor, plan)}"),
         ("shape", f"{shape_text(tensor.shape)} {tensor.dtype}, {shape_text(local)} on a device"),
         ("bytes", f"{format_bytes(tensor.bytes)}, {format_bytes(tensor.local_bytes)} on a device"),
     ]
@@ -141,7 +141,7 @@ def _why(plan: Plan, tensor: TensorPlan, alternatives: Sequence[Alternative]) ->
     else:
         best = fitting[0]
         extra_s = best.objective_s - mine_s
-        other = f"{best.layout} ({_cut_words(best.layout)})"
+        other = f"{spec_text(best.layout)} ({_cut_words(best.layout)})"
         if extra_s > _SAME * mine_s:
             sentences.append(
                 f"{chosen}: the next best, {other}, would cost {format_seconds(extra_s)} more a step "
@@ -157,7 +157,7 @@ def _why(plan: Plan, tensor: TensorPlan, alternatives: Sequence[Alternative]) ->
     if too_big:
         saved = format_seconds(mine_s - too_big[0].objective_s)
         sentences.append(
-            f"{too_big[0].layout} would save {saved} a step, but does not fit the memory budget."
+            f"{spec_text(too_big[0].layout)} would save {saved} a step, but does not fit the memory budget."
         )
     return " ".join(sentences)
 
@@ -172,7 +172,7 @@ def _alternatives(plan: Plan, tensor: TensorPlan, alternatives: Sequence[Alterna
     table = [("layout", "a device", "objective", "difference", "", "")]
     table += [
         (
-            str(layout),
+            spec_text(layout),
             format_bytes(tensor.bytes / layout.shards(plan.axes)),
             format_seconds(objective_s),
             "" if note == "chosen" else _signed(objective_s - mine_s),

@@ -11,7 +11,8 @@ from .drawings import PALETTE, legend, mesh_drawing, share_bar, stacked_bar
 from .folding import TensorRow, fold_collectives, fold_tensors
 from .page_style import STYLE
 from .plan import Plan
-from .table import KINDS, against, mesh_text, optimality_text, runs_text, shape_text
+from .table import KINDS, against, mesh_text, optimality_text
+from .words import runs_text, shape_text, spec_text
 
 _COLLECTIVE_ROWS = 60
 """Longest collectives that the page lists before it sums the rest."""
@@ -190,7 +191,7 @@ def _tensor_row(plan: Plan, row: TensorRow) -> str:
         ("mono", "&#215;".join(extents) or "scalar"),
         ("mono", escape(row.dtype)),
         ("", mesh_drawing(row.layout, plan.axes)),
-        ("mono", escape(str(row.layout))),
+        ("mono", escape(spec_text(row.layout))),
         ("n", format_bytes(row.bytes)),
         ("n", format_bytes(row.local_bytes)),
     )
@@ -244,7 +245,7 @@ def _constraints(plan: Plan) -> str:
                 ("mono", escape(one.source)),
                 ("mono", escape(one.primitive)),
                 ("mono", shape_text(one.shape)),
-                ("mono", escape(str(one.layout))),
+                ("mono", escape(spec_text(one.layout))),
                 ("", escape(one.why)),
             )
         )
@@ -271,7 +272,7 @@ def _leaves(plan: Plan) -> str:
                 ("mono", escape(tensor.path)),
                 ("mono", shape_text(tensor.shape)),
                 ("mono", escape(tensor.dtype)),
-                ("mono", escape(str(tensor.layout))),
+                ("mono", escape(spec_text(tensor.layout))),
                 ("n", format_bytes(tensor.local_bytes)),
                 ("mono", escape(tensor.alias)),
             )

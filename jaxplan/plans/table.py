@@ -10,6 +10,7 @@ from ..units import format_bytes, format_seconds
 from .columns import WIDTH, aligned, bar, percent
 from .folding import TensorRow, fold_collectives, fold_tensors
 from .plan import Plan
+from .words import runs_text, spec_text, type_text
 
 _TENSOR_ROWS = 40
 """Rows that one kind of tensors takes; the largest are shown, the rest is summed."""
@@ -52,7 +53,7 @@ def optimality_text(plan: Plan) -> str:
     if cost.termination == "optimal":
         return "proved optimal within the cost model"
     if cost.termination == "template":
-        return "a template, not searched"
+        return "a hand-written template"
     why = {"time_limit": "stopped at the time limit", "interrupted": "interrupted"}.get(cost.termination)
     quality = f"at most {percent(cost.gap)} above the bound of {format_seconds(cost.bound_s)}"
     return f"{why}: {quality}" if why else quality
@@ -63,7 +64,7 @@ def _header(plan: Plan) -> list[str]:
     exposed = f"{format_seconds(cost.exposed_comm_s)} exposed communication"
     search = f"{plan.search}: {optimality_text(plan)}"
     if cost.search_s:
-        search += f"; searched for {format_seconds(cost.search_s)}"
+        search += f"; planned in {format_seconds(cost.search_s)}"
     rows = [
         ("mesh", mesh_text(plan)),
         ("hardware", plan.hardware + (f" (device kind {plan.device_kind})" if plan.device_kind else "")),
@@ -80,32 +81,42 @@ def _header(plan: Plan) -> list[str]:
 
 def _tensors(plan: Plan) -> list[str]:
     rows = fold_tensors((*plan.inputs, *(tensor for tensor in plan.outputs if not tensor.alias)))
-    table: list[tuple[str, ...]] = [("tensor", "leaves", "shape", "dtype", "spec", "bytes", "a device")]
-    kinds = [*KINDS, *sorted({row.kind for row in rows} - set(KINDS))]
-    for kind in kinds:
+    table: list[tuple[str, ...]] = [("tensor", "leaves", "type", "spec", "bytes", "a device")]
+    for kind in [*KINDS, *sorted({row.kind for row in rows} - set(KINDS))]:
         mine = [row for row in rows if row.kind == kind]
         if not mine:
             continue
         sums = (sum(row.bytes for row in mine), sum(row.local_bytes for row in mine))
         cells = tuple(format_bytes(size) for size in sums) if len(mine) > 1 else ("", "")
-        table.append((f"[{KINDS.get(kind, kind)}]", "", "", "", "", *cells))
-        table += _tensor_rows(mine)
+        root = _common_root(mine)
+        table.append((f"[{KINDS.get(kind, kind)}]{f' {root}' if root else ''}", "", "", "", *cells))
+        table += _tensor_rows(mine, root)
     legend = []
     if any(row.companions for row in rows):
         legend = ["  leaves n+m: n parameters and the m optimizer leaves that lie as they do"]
-    return ["Tensors", *aligned(table, right=(1, 5, 6)), *legend]
+    return ["Tensors", *aligned(table, right=(1, 4, 5)), *legend]
 
 
-def _tensor_rows(rows: Sequence[TensorRow]) -> list[tuple[str, ...]]:
-    """The largest rows, in the order of the tree, and one for the rest."""
+def _common_root(rows: Sequence[TensorRow]) -> str:
+    """The first parts that all the paths share, less the last: `"state/params/"`; "" for a single row."""
+    parts = [row.pattern.split("/")[:-1] for row in rows]
+    common: list[str] = []
+    for names in zip(*parts, strict=False):
+        if len(rows) < 2 or len(set(names)) > 1:
+            break
+        common.append(names[0])
+    return "".join(f"{name}/" for name in common)
+
+
+def _tensor_rows(rows: Sequence[TensorRow], root: str) -> list[tuple[str, ...]]:
+    """The largest rows, in the order of the tree, and one for the rest; paths under `root`."""
     largest = sorted(range(len(rows)), key=lambda i: (-rows[i].bytes, i))[:_TENSOR_ROWS]
     table: list[tuple[str, ...]] = [
         (
-            row.pattern,
+            f"  {row.pattern.removeprefix(root)}",
             row.leaves,
-            shape_text(row.shape),
-            row.dtype,
-            str(row.layout),
+            type_text(row.dtype, row.shape),
+            spec_text(row.layout),
             format_bytes(row.bytes),
             format_bytes(row.local_bytes),
         )
@@ -115,28 +126,9 @@ def _tensor_rows(rows: Sequence[TensorRow]) -> list[tuple[str, ...]]:
     if rest:
         count = sum(row.count + row.companions for row in rest)
         total, local = sum(row.bytes for row in rest), sum(row.local_bytes for row in rest)
-        table.append(
-            (
-                f"and {len(rest)} smaller rows",
-                str(count),
-                "",
-                "",
-                "",
-                format_bytes(total),
-                format_bytes(local),
-            )
-        )
+        sums = (format_bytes(total), format_bytes(local))
+        table.append((f"  and {len(rest)} smaller rows", str(count), "", "", *sums))
     return table
-
-
-def shape_text(shape: Sequence[int]) -> str:
-    """`"4096x1024"`; a scalar is `"scalar"`."""
-    return "x".join(map(str, shape)) or "scalar"
-
-
-def runs_text(runs: float) -> str:
-    """How often something runs in a step: whole where it is whole."""
-    return f"{runs:,.0f}" if runs == round(runs) else f"{runs:,.2f}"
 
 
 def _collectives(plan: Plan) -> list[str]:

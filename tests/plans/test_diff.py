@@ -24,7 +24,7 @@ def test_changed_specs_are_folded_with_both_sides() -> None:
     assert "Arguments: 12 of 42 leaves differ" in text
     (line,) = [line for line in text.splitlines() if "state/params/" in line]
     assert line.split()[:2] == ["state/params/layer_*/mlp/up/kernel", "4"]
-    assert line.index("P(None, ('data', 'model'))") < line.index("P(None, None)")
+    assert line.index("P(None, ('data', 'model'))") < line.index("P()")
     assert "8.00 KiB -> 64.0 KiB" in line
     assert "embedding" not in text
 
@@ -65,7 +65,7 @@ def test_setting_constraints_templates_and_notes() -> None:
     for words in (
         "data=4, model=2 (8 devices)", "data=2, model=2 (4 devices)", "h100",
         "Constraints inside the step: 1 gone, 0 new",
-        "- step.py:7 (loss) dot_general 32x256: P('data', None) (reshard)", "does not fit", "  + new one",
+        "- step.py:7 (loss) dot_general 32x256: P('data') (reshard)", "does not fit", "  + new one",
     ):  # fmt: skip
         assert words in text, words
 

@@ -113,7 +113,8 @@ def test_the_table_names_what_a_user_asks_for() -> None:
     text = str(plan)
     for words in (
         "data=4, model=2 (8 devices)", "cpu-host", "1.3 ms", "6.00 MiB of 16.0 MiB", "proved optimal",
-        "state/params/layer_*/mlp/up/kernel", "P(None, ('data', 'model'))", "all_gather", "data+model",
+        "[parameters] state/params/", "  layer_*/mlp/up/kernel", "f32[64,256]",
+        "P(None, ('data', 'model'))", "all_gather", "data+model",
         "step.py:7 (loss)",
         "optimizer state", "fsdp", "`weird_op`", "`while`",
     ):  # fmt: skip
