@@ -12,7 +12,7 @@ from .folding import TensorRow, fold_collectives, fold_tensors
 from .page_style import STYLE
 from .plan import Plan
 from .table import KINDS, against, mesh_text, optimality_text
-from .words import runs_text, shape_text, spec_text
+from .words import runs_text, shape_text, spec_text, type_text
 
 _COLLECTIVE_ROWS = 60
 """Longest collectives that the page lists before it sums the rest."""
@@ -162,12 +162,12 @@ def _tensors(plan: Plan) -> str:
         if mine:
             total, local = sum(row.bytes for row in mine), sum(row.local_bytes for row in mine)
             lines.append(
-                f'<tr class="group"><td colspan="6">{escape(KINDS.get(kind, kind))}</td>'
+                f'<tr class="group"><td colspan="5">{escape(KINDS.get(kind, kind))}</td>'
                 f'<td class="n">{format_bytes(total)}</td><td class="n">{format_bytes(local)}</td></tr>'
             )
             lines += [_tensor_row(plan, row) for row in mine]
     head = _row_of_heads(
-        ("tensor", ""), ("leaves", "n"), ("shape", ""), ("dtype", ""), ("on the mesh", ""), ("spec", ""),
+        ("tensor", ""), ("leaves", "n"), ("type", ""), ("on the mesh", ""), ("spec", ""),
         ("bytes", "n"), ("a device", "n"),
     )  # fmt: skip
     note = (
@@ -181,15 +181,15 @@ def _tensors(plan: Plan) -> str:
 
 
 def _tensor_row(plan: Plan, row: TensorRow) -> str:
-    extents = (
+    extents = [
         f'<span class="cut">{extent}</span>' if names else str(extent)
         for extent, names in zip(row.shape, row.layout.dims, strict=True)
-    )
+    ]
+    dtype = escape(type_text(row.dtype, ()).removesuffix("[]"))
     cells = (
         ("mono", escape(row.pattern)),
         ("n", row.leaves),
-        ("mono", "&#215;".join(extents) or "scalar"),
-        ("mono", escape(row.dtype)),
+        ("mono", f"{dtype}[{','.join(extents)}]"),
         ("", mesh_drawing(row.layout, plan.axes)),
         ("mono", escape(spec_text(row.layout))),
         ("n", format_bytes(row.bytes)),
@@ -270,8 +270,7 @@ def _leaves(plan: Plan) -> str:
         _row(
             (
                 ("mono", escape(tensor.path)),
-                ("mono", shape_text(tensor.shape)),
-                ("mono", escape(tensor.dtype)),
+                ("mono", escape(type_text(tensor.dtype, tensor.shape))),
                 ("mono", escape(spec_text(tensor.layout))),
                 ("n", format_bytes(tensor.local_bytes)),
                 ("mono", escape(tensor.alias)),
@@ -279,9 +278,7 @@ def _leaves(plan: Plan) -> str:
         )
         for tensor in (*plan.inputs, *plan.outputs)
     ]
-    head = _row_of_heads(
-        ("path", ""), ("shape", ""), ("dtype", ""), ("spec", ""), ("a device", "n"), ("state with", "")
-    )
+    head = _row_of_heads(("path", ""), ("type", ""), ("spec", ""), ("a device", "n"), ("state with", ""))
     return (
         f"<h2>Every leaf</h2>\n<details><summary>{len(lines)} arguments and results</summary>\n"
         f"{_table(head, lines)}</details>"

@@ -12,7 +12,7 @@ STYLE = """
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--text);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
-main { max-width: 1180px; margin: 0 auto; padding: 32px 20px 64px; }
+main { max-width: 1320px; margin: 0 auto; padding: 32px 20px 64px; }
 h1 { font-size: 26px; margin: 0 0 4px; } h1 code { font-size: 0.95em; }
 h2 { font-size: 18px; margin: 40px 0 10px; }
 .sub, .note { color: var(--soft); margin: 0 0 12px; }
@@ -30,7 +30,7 @@ code, .mono { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, monosp
   10px; border-radius: 2px; margin-right: 6px; }
 .scroll { overflow-x: auto; background: var(--card); border: 1px solid var(--line); border-radius: 10px; }
 table { border-collapse: collapse; width: 100%; font-size: 13.5px; }
-th, td { text-align: left; padding: 6px 12px; border-bottom: 1px solid var(--line); vertical-align: middle; }
+th, td { text-align: left; padding: 5px 10px; border-bottom: 1px solid var(--line); vertical-align: middle; }
 tr:last-child td { border-bottom: 0; } th { color: var(--soft); font-weight: 600; font-size: 12px;
 white-space: nowrap; } td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space:
 nowrap; } td.mono { white-space: nowrap; } tr.group td { background: var(--track); font-weight: 600; padding:
