@@ -72,7 +72,7 @@ def test_no_logit_sees_a_later_token(name: str) -> None:
     assert not np.allclose(before[:, cut], after[:, cut])
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("top_k", "capacity"), [(1, 2), (2, 3), (2, 12), (3, 4)])
 def test_route_gives_slots_first_come_first_served(top_k: int, capacity: int, seed: int) -> None:
     n_groups, n_tokens, n_experts = 2, 12, 4
