@@ -41,7 +41,7 @@ def elementwise(op: OpShapes) -> Rule:
     )
 
 
-@register("igamma", "igammac", "igamma_grad_a", "random_gamma_grad", "regularized_incomplete_beta")
+@register("igamma", "igammac", "igamma_grad_a", "regularized_incomplete_beta")
 def iterated(op: OpShapes) -> Rule:
     """Everything whole: a loop runs until the whole tensor has converged, so every iteration would talk."""
     return replicated(op)
