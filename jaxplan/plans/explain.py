@@ -6,12 +6,13 @@ import difflib
 import fnmatch
 import itertools
 import math
+import textwrap
 from collections.abc import Sequence
 
 from ..errors import ArgumentError
 from ..sharding import Layout
 from ..units import format_bytes, format_seconds
-from .columns import aligned, percent
+from .columns import WIDTH, aligned, percent
 from .folding import fold_collectives
 from .plan import Alternative, Plan, PlannedCollective, TensorPlan
 from .words import runs_text, shape_text, spec_text
@@ -87,7 +88,14 @@ def _explain(plan: Plan, group: Sequence[TensorPlan]) -> str:
         plan.alternatives[priced.path] if priced else (),
         key=lambda a: (a.objective_s, not a.fits, str(a.layout)),
     )
-    lines += ["", f"  {_why(plan, tensor, alternatives)}"]
+    why = textwrap.fill(
+        _why(plan, tensor, alternatives),
+        WIDTH,
+        initial_indent="  ",
+        subsequent_indent="  ",
+        break_on_hyphens=False,
+    )
+    lines += ["", why]
     if alternatives:
         lines += ["", *_alternatives(plan, tensor, alternatives)]
     collectives = _of_its_size(plan, tensor)
@@ -145,14 +153,20 @@ def _why(plan: Plan, tensor: TensorPlan, alternatives: Sequence[Alternative]) ->
         if extra_s > _SAME * mine_s:
             sentences.append(
                 f"{chosen}: the next best, {other}, would cost {format_seconds(extra_s)} more a step "
-                f"(+{percent(extra_s / mine_s)})."
+                f"(+{percent(extra_s / mine_s)}) with the rest of the plan as it is."
             )
         elif extra_s >= -_SAME * mine_s:
             sentences.append(f"{chosen}: {other} would cost the same; the choice between them is free.")
         else:
+            # a proof of optimality leaves one reason: the price is of this tensor alone, the budget of all of
+            # them
+            reason = (
+                "the memory budget forbids it"
+                if plan.cost.termination == "optimal"
+                else f'the search ended as "{plan.cost.termination}" before it, or memory forbids it'
+            )
             sentences.append(
-                f"{chosen}, though {other} is priced {format_seconds(-extra_s)} lower: the search ended as "
-                f'"{plan.cost.termination}" before it found that, or memory elsewhere forbids it.'
+                f"{chosen}, though {other} is priced {format_seconds(-extra_s)} lower: {reason}."
             )
     if too_big:
         saved = format_seconds(mine_s - too_big[0].objective_s)
@@ -181,9 +195,7 @@ def _alternatives(plan: Plan, tensor: TensorPlan, alternatives: Sequence[Alterna
         )
         for objective_s, _, layout, note in rows
     ]
-    title = (
-        "  Layouts of this tensor (objective: the step's, with this one forced and its neighbours adapting)"
-    )
+    title = "  Layouts of this tensor (objective: the step's, with the rest of the plan as it is)"
     return [title, *aligned(table, right=(1, 2, 3, 4), indent=4)]
 
 

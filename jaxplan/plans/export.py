@@ -84,8 +84,7 @@ def _make_mesh(plan: Plan) -> str:
     return f'''
 
 def make_mesh():
-    """The mesh of the plan, of Auto axes; where you make your own, keep these names and sizes in this
-    order."""
+    """The plan's mesh, of Auto axes; one of your own keeps these names and sizes in this order."""
     sizes, names = {sizes!r}, {names!r}
     return jax.make_mesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
 '''

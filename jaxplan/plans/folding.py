@@ -181,7 +181,6 @@ class CollectiveRow:
     bytes: int
     where: str
     primitive: str
-    count: int
     runs: float
     wire_bytes: float
     seconds_s: float
@@ -199,7 +198,6 @@ def fold_collectives(collectives: Iterable[PlannedCollective]) -> list[Collectiv
             bytes=group[0].bytes,
             where=group[0].where,
             primitive=group[0].primitive,
-            count=len(group),
             runs=sum(one.trips for one in group),
             wire_bytes=sum(one.wire_bytes * one.trips for one in group),
             seconds_s=sum(one.seconds_s for one in group),

@@ -121,7 +121,8 @@ class Alternative:
     """Another layout of one tensor.
 
     Attributes:
-      objective_s: the search's objective when this layout is forced and its neighbours adapt.
+      objective_s: the search's objective with this layout and the rest of the plan as it is: an upper bound,
+        a new search with it pinned can only do better.
       fits: whether the peak is then within the budget.
     """
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from jaxplan.errors import ArgumentError
 from jaxplan.plans import Alternative, Plan
 from jaxplan.sharding import Layout
-from tests.plans.factory import collective, make_plan
+from tests.plans.factory import collective, cost, make_plan
 
 KERNEL = "state/params/layer_0/mlp/up/kernel"
 WHOLE = Layout(dims=((), ()))
@@ -19,8 +21,13 @@ def priced(*alternatives: tuple[Layout, float, bool]) -> Plan:
     return make_plan(alternatives={KERNEL: listed})  # the plan's own objective is 1.4 ms
 
 
+def said(plan: Plan) -> str:
+    """The explanation on one line: where it is wrapped is no matter."""
+    return " ".join(plan.explain(KERNEL).split())
+
+
 def test_the_next_best_layout_that_fits_is_the_reason() -> None:
-    text = priced((WHOLE, 2.6e-3, True), (ROWS, 1.5e-3, True)).explain(KERNEL)
+    text = said(priced((WHOLE, 2.6e-3, True), (ROWS, 1.5e-3, True)))
     assert (
         "Cut over data and model: the next best, P('model') (cut over model), would cost 100 us more" in text
     )
@@ -28,22 +35,25 @@ def test_the_next_best_layout_that_fits_is_the_reason() -> None:
 
 
 def test_a_layout_that_does_not_fit_is_no_competitor_but_is_named() -> None:
-    text = priced((WHOLE, 1.3e-3, False), (ROWS, 1.5e-3, True)).explain(KERNEL)
+    text = said(priced((WHOLE, 1.3e-3, False), (ROWS, 1.5e-3, True)))
     assert "the next best, P('model')" in text
     assert "P() would save 100 us a step, but does not fit the memory budget." in text
 
 
 def test_no_layout_fits_but_the_chosen_one() -> None:
-    text = priced((WHOLE, 2.6e-3, False)).explain(KERNEL)
+    text = said(priced((WHOLE, 2.6e-3, False)))
     assert "no other layout fits the budget of 16.0 MiB a device" in text
 
 
 def test_a_tie_is_called_a_tie() -> None:
-    assert "would cost the same" in priced((WHOLE, 1.4e-3 * (1 + 1e-9), True)).explain(KERNEL)
+    assert "would cost the same" in said(priced((WHOLE, 1.4e-3 * (1 + 1e-9), True)))
 
 
 def test_a_cheaper_layout_that_was_not_taken_is_admitted() -> None:
-    assert "is priced 400 us lower" in priced((WHOLE, 1.0e-3, True)).explain(KERNEL)
+    plan = priced((WHOLE, 1.0e-3, True))
+    assert "is priced 400 us lower: the memory budget forbids it." in said(plan)
+    stopped = replace(plan, cost=cost(termination="time_limit"))
+    assert 'is priced 400 us lower: the search ended as "time_limit"' in said(stopped)
 
 
 def test_every_alternative_stands_in_the_table_with_its_price() -> None:
