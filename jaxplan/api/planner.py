@@ -173,6 +173,11 @@ class _Pipeline:
             return space, dataclasses.replace(result, termination=Termination.INFEASIBLE)
         return self._checked(name, space, result, decision, memory)
 
+    def _lowering_mesh(self) -> Any:
+        """A mesh to lower for: without devices, unless the step has operations that name theirs (callbacks)."""
+        needs_devices = any("callback" in op.primitive for op in self.traced.graph.ops)
+        return self.target.mesh if needs_devices else self.target.abstract
+
     def _checked(
         self, name: str, space: Space, result: SearchResult, decision: Decision, memory: MemoryProfile
     ) -> Candidate:
@@ -189,8 +194,8 @@ class _Pipeline:
         constraints = planned_constraints(graph, axes, decision.values, decision.reads)
         self.say(f"checking {name} against the partitioner")
         checked = check(
-            self.traced, self.rules, axes, self.target.abstract, inputs, outputs, decision.values, constraints,
-            platform=self.target.platform,
+            self.traced, self.rules, axes, self._lowering_mesh(), inputs, outputs, decision.values, constraints,
+            reads=decision.reads, platform=self.target.platform, while_trips=self.options.while_trips,
         )  # fmt: skip
         comm_s = sum(
             self.model.collective_over(c.kind, c.bytes, c.axes) * c.trips for c, _ in checked.collectives

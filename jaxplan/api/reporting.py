@@ -11,9 +11,13 @@ import numpy as np
 from ..cost import CostModel, collective_wire_bytes
 from ..ir import Traced
 from ..plans import Alternative, Plan, PlanCost, PlannedCollective, TensorPlan
-from ..sharding import Layout, layout_of_places, places_of_layout
+from ..sharding import Layout, layout_of_places, pieces, places_of_layout
+from ..units import format_seconds
 from .meshes import Target
 from .options import Options
+
+_WORTH_TELLING = 0.002
+"""Share of the step below which an unplanned collective is listed with the others but not warned of."""
 
 if TYPE_CHECKING:
     from .planner import Candidate
@@ -25,7 +29,7 @@ def finished_plan(
 ) -> Plan:  # fmt: skip
     """Write a candidate up: tensors, collectives as the partitioner inserts them, cost, warnings."""
     collectives = _collectives(traced, target, model, best)
-    warnings = _warnings(traced, target, best)
+    warnings = _warnings(traced, model, best)
     return Plan(
         name=traced.name,
         fingerprint=traced.fingerprint,
@@ -40,7 +44,7 @@ def finished_plan(
         cost=_cost(traced, best, collectives, options, search_s),
         warnings=warnings,
         assumptions=(*traced.graph.assumptions, *_stated(options)),
-        alternatives=_alternatives(traced, target, best),
+        alternatives=_alternatives(traced, target, best, budget_bytes),
         templates=dict(sorted(templates.items())),
         search=best.name,
         jax_version=jax.__version__,
@@ -138,7 +142,7 @@ def _cost(
     )
 
 
-def _warnings(traced: Traced, target: Target, best: Candidate) -> tuple[str, ...]:
+def _warnings(traced: Traced, model: CostModel, best: Candidate) -> tuple[str, ...]:
     graph = traced.graph
     warnings = []
     unknown: dict[str, str] = {}
@@ -149,18 +153,25 @@ def _warnings(traced: Traced, target: Target, best: Candidate) -> tuple[str, ...
         warnings.append(
             f"`{primitive}` at {source} has no sharding rule and is replicated; jaxplan.register_rule can give it one"
         )
-    producers = graph.producers()
-    for value, layout in sorted(best.checked.differing.items())[:20]:
-        op = graph.ops[producers[value]]
-        planned = layout_of_places(best.decision.values[value], len(graph.values[value].shape), target.axes)
+    extra: dict[tuple[str, str], float] = {}
+    for item, op_index in best.checked.unplanned:
+        where = graph.ops[op_index].source if 0 <= op_index < len(graph.ops) else item.scope
+        key = (f"{item.kind} over {'+'.join(item.axes)}", where)
+        extra[key] = (
+            extra.get(key, 0.0) + model.collective_over(item.kind, item.bytes, item.axes) * item.trips
+        )
+    worth_telling = [(k, s) for k, s in extra.items() if s > _WORTH_TELLING * best.step_s(0.0)]
+    for (what, where), seconds in sorted(worth_telling, key=lambda e: (-e[1], e[0])):
         warnings.append(
-            f"the partitioner lays `{op.primitive}` at {op.source} {list(graph.values[value].shape)} out as {layout}, "
-            f"planned was {planned}; the cost counts what the partitioner does"
+            f"the partitioner adds {what} at {where}, which the search did not plan: {format_seconds(seconds)} a step "
+            "(counted in the cost)"
         )
     return (*warnings, *best.checked.warnings)
 
 
-def _alternatives(traced: Traced, target: Target, best: Candidate) -> dict[str, tuple[Alternative, ...]]:
+def _alternatives(
+    traced: Traced, target: Target, best: Candidate, budget_bytes: int
+) -> dict[str, tuple[Alternative, ...]]:
     """For every input leaf what its other layouts would cost, its neighbours' choices kept.
 
     An upper bound: a new search with that layout pinned can only do better.
@@ -171,7 +182,7 @@ def _alternatives(traced: Traced, target: Target, best: Candidate) -> dict[str, 
         adjacent.setdefault(edge.tail, []).append((edge.head, edge.costs_s, edge.allowed, True))
         adjacent.setdefault(edge.head, []).append((edge.tail, edge.costs_s, edge.allowed, False))
     rows: dict[str, tuple[Alternative, ...]] = {}
-    for leaf, value in zip(traced.inputs, traced.graph.inputs, strict=True):
+    for position, (leaf, value) in enumerate(zip(traced.inputs, traced.graph.inputs, strict=True)):
         port = best.space.values[value]
         total = problem.nodes[port.node].costs_s.copy()
         possible = np.ones(len(total), bool)
@@ -179,13 +190,17 @@ def _alternatives(traced: Traced, target: Target, best: Candidate) -> dict[str, 
             total += costs[:, assignment[other]] if first else costs[assignment[other], :]
             if allowed is not None:
                 possible &= allowed[:, assignment[other]] if first else allowed[assignment[other], :]
-        chosen = places_of_layout(best.inputs[traced.graph.inputs.index(value)], target.axes)
+        chosen = places_of_layout(best.inputs[position], target.axes)
         delta = total - total[assignment[port.node]]
+        peak = best.memory.peak_bytes - _local(
+            traced.graph.values[value].bytes, best.inputs[position], target
+        )
         found = [
             Alternative(
                 layout=layout_of_places(row, len(leaf.shape), target.axes),
                 objective_s=best.result.objective_s + float(delta[i]),
-                fits=True,
+                fits=peak + int(traced.graph.values[value].bytes / pieces(row[None, :], target.axes)[0])
+                <= budget_bytes,
             )
             for i, row in enumerate(port.places)
             if possible[i] and not np.array_equal(row, chosen)

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..ir import Graph, Traced
 from ..plans import Constraint
-from ..sharding import Layout, MeshAxes, Rule, layout_of_places
+from ..sharding import UNREDUCED, Layout, MeshAxes, Rule, layout_of_places
 from ..sharding.partitioner import Collective, Partitioned, partition
 from .constrain import finished, pin_values
 from .jit import lower_flat
@@ -26,12 +26,14 @@ class Checked:
     Attributes:
       constraints: all pins, those added here included.
       collectives: what the partitioner inserts, with the operation of each (-1: unknown).
+      unplanned: those of the collectives whose operation the decision has no communication at.
       differing: values whose layout still differs from the decision, with the layout found.
       rounds: how often the step was lowered.
     """
 
     constraints: tuple[Constraint, ...]
     collectives: tuple[tuple[Collective, int], ...]
+    unplanned: tuple[tuple[Collective, int], ...]
     differing: Mapping[int, Layout]
     rounds: int
     warnings: tuple[str, ...]
@@ -47,20 +49,22 @@ def check(
     values: Mapping[int, np.ndarray],
     constraints: tuple[Constraint, ...],
     *,
+    reads: Mapping[tuple[int, int], np.ndarray],
     platform: str,
+    while_trips: float = 16.0,
     max_rounds: int = 6,
 ) -> Checked:
     """Lower, partition, compare; pin what propagation chose otherwise and look again.
 
     Args:
       mesh: an AbstractMesh with Auto axes.
-      values: the decided layout row of every value.
+      values, reads: the decided layout row of every value, and of every operand as it is read.
     """
     graph = traced.graph
     for round_number in range(1, max_rounds + 1):
         lowered = lower_flat(traced, constraints, mesh, inputs, outputs, platform=platform)
         text = lowered.compiler_ir("stablehlo").operation.get_asm(enable_debug_info=True)
-        result = partition(text)
+        result = partition(text, while_trips=while_trips)
         differing = _differences(graph, axes, values, result)
         pinned = {c.site for c in constraints}
         fresh = [v for v in differing if graph.values[v].site not in pinned]
@@ -68,13 +72,31 @@ def check(
         if not first or round_number == max_rounds:
             break
         constraints += pin_values(graph, axes, values, first, rules)
+    collectives = tuple((c, _operation(c.scope)) for c in result.collectives)
+    expected = _communicating(graph, values, reads)
     return Checked(
         constraints=constraints,
-        collectives=tuple((c, _operation(c.scope)) for c in result.collectives),
+        collectives=collectives,
+        unplanned=tuple((c, op) for c, op in collectives if op not in expected and c.kind != "all_slice"),
         differing=differing,
         rounds=round_number,
-        warnings=tuple(result.warnings),
+        warnings=tuple(w for w in result.warnings if "trip count" not in w or not graph.assumptions),
     )
+
+
+def _communicating(
+    graph: Graph, values: Mapping[int, np.ndarray], reads: Mapping[tuple[int, int], np.ndarray]
+) -> set[int]:
+    """Operations at which the decision itself communicates: pending sums, resharded operands, results."""
+    producers = graph.producers()
+    found = {producers[v] for v, row in values.items() if (row == UNREDUCED).any()} | {
+        producers[v] for v in graph.outputs
+    }
+    for (op, position), row in reads.items():
+        value = graph.ops[op].operands[position]
+        if value in values and not np.array_equal(values[value], row):
+            found |= {op, producers[value]}
+    return found
 
 
 def _operation(scope: str) -> int:

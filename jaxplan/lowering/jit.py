@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 from ..ir import Graph, Site, Traced
 from ..plans import Constraint
@@ -67,7 +67,11 @@ def lower_flat(
         keep_unused=True,
     )
     stage = jitted.trace(*shapes)
-    return stage.lower() if platform is None else stage.lower(lowering_platforms=(platform,))
+    return (
+        stage.lower()
+        if platform is None or isinstance(mesh, Mesh)
+        else stage.lower(lowering_platforms=(platform,))
+    )
 
 
 def constraint_counts(constraints: Sequence[Constraint]) -> Mapping[str, int]:

@@ -8,12 +8,12 @@ the partitioner's, before the compiler combines, fuses or decomposes collectives
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from .._jax import module_text, parse_module, run_passes
+from .combined import reassociated, users_of, without_repeats
 from .contested import settle_contractions
 from .imported import as_xla_imports
 from .mlir import (
@@ -160,55 +160,31 @@ def shardy_rules(module: Any) -> list[tuple[str, str]]:
 
 
 def _collectives(visits: Sequence[Visit], sizes: dict[str, int]) -> Iterable[Collective]:
-    """The collectives among `visits`.
-
-    An all_reduce that is only sliced is a reduce_scatter.  What is resharded twice in one block in the same way (a
-    weight for the forward and the backward pass) counts once: XLA eliminates common subexpressions.
-    """
-    visits = _without_repeats(visits)
-    uses: dict[int, list[Visit]] = defaultdict(list)
-    for visit in visits:
-        for operand in visit.operands:
-            uses[operand].append(visit)
+    """The collectives among `visits`; an all_reduce that is only sliced is a reduce_scatter."""
+    visits = reassociated(without_repeats(visits))
+    users = users_of(visits)
     fused: set[int] = set()
     for visit in visits:
         name = visit.op.name
         if name == "sdy.all_reduce":
-            slices = uses[visit.results[0]]
+            slices = users.get(visit.results[0], ())
             scattered = _sliced_axes(visit, slices)
             if scattered:
                 fused.update(s.results[0] for s in slices)
             yield from _all_reduce(visit, scattered, sizes)
         elif name in _SDY and visit.results[0] not in fused:
             for collective in _SDY[name](visit, sizes):
-                yield replace(collective, scope=_consumer_scope(visit, uses))
+                yield replace(collective, scope=_consumer_scope(visit, users))
 
 
-def _without_repeats(visits: Sequence[Visit]) -> list[Visit]:
-    """`visits` without reshards of the same value in the same way in the same block; uses are redirected."""
-    first: dict[tuple[int, str, int, Dims], int] = {}
-    renamed: dict[int, int] = {}
-    kept = []
-    for visit in visits:
-        operands = tuple(renamed.get(number, number) for number in visit.operands)
-        if visit.op.name in _SDY:
-            key = (visit.frame, visit.op.name, operands[0], visit.layouts[0])
-            if key in first:
-                renamed[visit.results[0]] = first[key]
-                continue
-            first[key] = visit.results[0]
-        kept.append(replace(visit, operands=operands))
-    return kept
-
-
-def _consumer_scope(visit: Visit, uses: Mapping[int, Sequence[Visit]]) -> str:
+def _consumer_scope(visit: Visit, users: Mapping[int, Sequence[Visit]]) -> str:
     """The scope of the operation for which a value is resharded: a reshard's own name is its producer's."""
     user = visit
     while user.results and user.op.name in _SDY:
-        users = uses.get(user.results[0])
-        if not users:
+        readers = users.get(user.results[0])
+        if not readers:
             return visit.scope
-        user = users[0]
+        user = readers[0]
     return user.scope if user.results else visit.scope
 
 
@@ -226,7 +202,7 @@ def _sliced_axes(reduced: Visit, users: Sequence[Visit]) -> tuple[str, ...]:
     if len(sliced) > 1:
         return ()
     (axes,) = sliced
-    return axes if set(axes) <= set(_attribute_axes(reduced)) else ()
+    return tuple(axis for axis in axes if axis in _attribute_axes(reduced))
 
 
 def _all_reduce(visit: Visit, scattered: tuple[str, ...], sizes: dict[str, int]) -> Iterable[Collective]:

@@ -19,6 +19,10 @@ Factors = tuple[tuple[int, ...], ...]
 """For each dimension of one tensor its factors, major first; `()` for a dimension that no axis can cut."""
 
 
+FixedDims = tuple[tuple[str, ...], ...]
+"""For each dimension of one tensor the mesh axes that must cut it, by name."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class OpShapes:
     """What a rule may look at: the primitive, its parameters, and the shapes and dtypes around it."""
@@ -47,6 +51,8 @@ class Rule:
       flops: arithmetic of the whole operation (unpartitioned), divided among the cut factors.
       source: costs nothing and can be made in any layout (iota, a broadcast scalar).
       linear: a pending sum may pass through all operands at once (add) or the only tensor operand.
+      fixed: the mesh axes that the user's own code demands on every dimension of every operand, then result (a
+        shard_map, a sharding constraint): the operation's only strategy on a mesh that has these axes.
     """
 
     operands: tuple[Factors, ...]
@@ -61,6 +67,7 @@ class Rule:
     source: bool = False
     linear: bool = False
     note: str = ""
+    fixed: tuple[tuple[FixedDims, ...], tuple[FixedDims, ...]] | None = None
 
     def verify(self, op: OpShapes) -> None:
         """Check the rule against the operation's shapes.

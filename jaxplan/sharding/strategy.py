@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .rule import Factors, Rule
-from .spec import NONE, UNREDUCED, MeshAxes
+from .spec import NONE, UNREDUCED, Layout, MeshAxes, places_of_layout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +51,8 @@ def strategies(rule: Rule, axes: MeshAxes) -> Strategies:
     factor when every more major factor of that dimension is cut completely: otherwise the local piece would
     not be contiguous and no PartitionSpec says it.
     """
+    if rule.fixed is not None and _fits(rule, axes):
+        return _fixed(rule, axes)
     n_axes = len(axes)
     choices = [
         [NONE]
@@ -71,6 +73,28 @@ def strategies(rule: Rule, axes: MeshAxes) -> Strategies:
         operands=tuple(_places(t, factors, rule.reduction, result=False) for t in rule.operands),
         results=tuple(_places(t, factors, rule.reduction, result=True) for t in rule.results),
         shares=shares,
+    )
+
+
+def _fits(rule: Rule, axes: MeshAxes) -> bool:
+    assert rule.fixed is not None
+    names = {name for name, _ in axes}
+    return all(axis in names for side in rule.fixed for dims in side for dim in dims for axis in dim)
+
+
+def _fixed(rule: Rule, axes: MeshAxes) -> Strategies:
+    """The one strategy of an operation whose layouts the user's code fixes."""
+    assert rule.fixed is not None
+    operands, results = (
+        tuple(places_of_layout(Layout(dims=dims), axes)[None, :] for dims in side) for side in rule.fixed
+    )
+    cut = {axis for side in rule.fixed for dims in side for dim in dims for axis in dim}
+    share = 1.0 / math.prod(size for name, size in axes if name in cut)
+    return Strategies(
+        factors=np.full((1, len(axes)), NONE, np.int16),
+        operands=operands,
+        results=results,
+        shares=np.array([share]),
     )
 
 

@@ -1,0 +1,90 @@
+"""What XLA's passes make of reshards before they become collectives of the program.
+
+They eliminate common subexpressions, and sum before they reduce: all_reduce(a) + all_reduce(b) is
+all_reduce(a + b), on TPU and GPU (on CPU each is reduced).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from .mlir import Dims, Visit
+
+_RESHARDS = frozenset(
+    {"sdy.all_gather", "sdy.all_slice", "sdy.all_to_all", "sdy.collective_permute", "sdy.reduce_scatter"}
+)
+_MOVES = frozenset({"sdy.all_slice", "stablehlo.transpose"})
+
+
+def users_of(visits: Iterable[Visit]) -> dict[int, list[Visit]]:
+    """The operations that read each value, in program order, once for each time they read it."""
+    users: dict[int, list[Visit]] = defaultdict(list)
+    for visit in visits:
+        for operand in visit.operands:
+            users[operand].append(visit)
+    return users
+
+
+def without_repeats(visits: Sequence[Visit]) -> list[Visit]:
+    """`visits` without reshards of one value in one way in one block; whoever reads them reads the first.
+
+    A weight gathered for the forward and again for the backward pass is gathered once.
+    """
+    first: dict[tuple[int, str, int, Dims], int] = {}
+    renamed: dict[int, int] = {}
+    kept = []
+    for visit in visits:
+        operands = tuple(renamed.get(number, number) for number in visit.operands)
+        if visit.op.name in _RESHARDS:
+            key = (visit.frame, visit.op.name, operands[0], visit.layouts[0])
+            if key in first:
+                renamed[visit.results[0]] = first[key]
+                continue
+            first[key] = visit.results[0]
+        kept.append(replace(visit, operands=operands))
+    return kept
+
+
+def reassociated(visits: Sequence[Visit]) -> list[Visit]:
+    """`visits` with each sum of two reduced values reduced once, after the sum.
+
+    A sum counts when nothing else reads the two, and both were reduced over the same axes and brought to the same
+    layout; the transpositions in between are the compiler's to place.
+    """
+    users = users_of(visits)
+    made: dict[int, tuple[Visit, ...]] = {}
+    dropped: set[int] = set()
+    kept: list[Visit] = []
+    for visit in visits:
+        name = visit.op.name
+        if name == "sdy.all_reduce":
+            made[visit.results[0]] = (visit,)
+        elif name in _MOVES and visit.operands[0] in made and len(users[visit.operands[0]]) == 1:
+            made[visit.results[0]] = (*made[visit.operands[0]], visit)
+        if name == "stablehlo.add" and visit.operands[0] != visit.operands[1]:
+            left, right = (made.get(operand, ()) for operand in visit.operands)
+            alone = all(len(users[operand]) == 1 for operand in visit.operands)
+            if left and right and alone and _reduction(left) == _reduction(right):
+                dropped.update(v.results[0] for v in (*left, *right))
+                after = _chain(right, visit)
+                made[visit.results[0]] = after
+                kept += [replace(visit, results=after[0].operands), *after]
+                continue
+        kept.append(visit)
+    return [visit for visit in kept if not dropped.intersection(visit.results)]
+
+
+def _reduction(steps: Sequence[Visit]) -> tuple[str, Dims]:
+    """The axes that are summed over, and the layout that comes of it."""
+    return str(steps[0].op.attributes["reduction_axes"]), steps[-1].layouts[0]
+
+
+def _chain(steps: Sequence[Visit], total: Visit) -> tuple[Visit, ...]:
+    """`steps` again, applied to the unreduced sum; the last makes the value that `total` made."""
+    numbers = [-total.results[0] * 4 - i for i in range(len(steps))] + [total.results[0]]
+    return tuple(
+        replace(step, operands=(number,), results=(following,))
+        for step, number, following in zip(steps, numbers[:-1], numbers[1:], strict=True)
+    )
