@@ -14,7 +14,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 # The dimension, counted from the end, that Megatron-style tensor parallelism cuts: columns of what makes
-# heads, hidden units or logits, rows of what consumes them, the vocabulary of an embedding, and whole experts.
+# heads, hidden units or logits, rows of what consumes them, the vocabulary of an embedding, whole experts.
 # Shoeybi et al. 2019, arXiv:1909.08053, section 3; Lepikhin et al. 2020, arXiv:2006.16668, for experts.
 _TENSOR = (
     (r"attention\w*/(qkv|query|key|value)/(kernel|bias)$", -2),
@@ -64,8 +64,7 @@ Rule = Callable[[str, tuple[int, ...], Mesh], list[Names]]
 
 
 def _rule(batch: Names, tensor: Names, params: Names, moments: Names) -> Rule:
-    """Batch over `batch`; state as Megatron cuts it over `tensor`, then parameters over `params` and optimizer
-    state over `moments`."""
+    """Batch over `batch`; state as Megatron cuts it over `tensor`, then params and moments over theirs."""
 
     def rule(path: str, shape: tuple[int, ...], mesh: Mesh) -> list[Names]:
         if path.startswith("batch/"):
