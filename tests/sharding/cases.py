@@ -6,8 +6,8 @@ The tests take the first equation of that primitive out of the traced code, with
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -39,6 +39,7 @@ class Case:
     Attributes:
       stands_in: `fn` itself is what the partitioner sees of the primitive (one of the graph's own operations,
         or one whose parameters name a mesh), rather than code whose jaxpr holds it.
+      params: with `stands_in`, the parameters that the rule reads.
       gathers_on_cpu: the CPU backend gathers where the TPU's needs nothing: it keeps as one operation what
         the TPU compiler takes apart before it partitions.
     """
@@ -48,6 +49,7 @@ class Case:
     fn: Callable[..., Any]
     args: tuple[Any, ...]
     stands_in: bool = False
+    params: Mapping[str, Any] = field(default_factory=dict)
     gathers_on_cpu: bool = False
 
     def __str__(self) -> str:
@@ -57,7 +59,7 @@ class Case:
 CASES: list[Case] = []
 
 
-def case(primitive: str, label: str, fn: Callable[..., Any], *args: Any, **remarks: bool) -> None:
+def case(primitive: str, label: str, fn: Callable[..., Any], *args: Any, **remarks: Any) -> None:
     CASES.append(Case(primitive=primitive, label=label, fn=fn, args=args, **remarks))
 
 
@@ -355,7 +357,8 @@ case("fft", "real rows", jnp.fft.rfft, X, gathers_on_cpu=True)
 
 # -- the rest -----------------------------------------------------------------------------------------------
 
-for _name in ("sharding_constraint", "layout_constraint", "carry_init"):
+case("sharding_constraint", "left open", lambda x: x, _cube, stands_in=True, params={"sharding": None})
+for _name in ("layout_constraint", "carry_init"):
     case(_name, "identity", lambda x: x, _cube, stands_in=True)
 case("carry_next", "no result", lambda new, carry: (), _cube, _cube, stands_in=True)
 case("cond_join", "two branches", lambda p, x, y: lax.cond(p, lambda: x, lambda: y), np.array(True), X, Y,

@@ -63,7 +63,7 @@ def equation(case: Case) -> Equation:
     """The first equation of the case's primitive; fails when the traced code has none."""
     args = [jax.numpy.asarray(a) for a in case.args]
     if case.stands_in:
-        return _equation(case.primitive, {}, args, lambda *xs: tuple(jax.tree.leaves(case.fn(*xs))))
+        return _equation(case.primitive, case.params, args, lambda *xs: tuple(jax.tree.leaves(case.fn(*xs))))
     lowered = jax.jit(case.fn).trace(*args).lojax
     jaxpr, consts = as_closed(lowered.jaxpr)
     try:

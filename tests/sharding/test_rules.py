@@ -1,4 +1,4 @@
-"""Every strategy of every rule, executed on fake devices against the unsharded operation, collectives read."""
+"""Every strategy of every rule, run on fake devices against the unsharded operation; its collectives read."""
 
 from __future__ import annotations
 
@@ -34,14 +34,22 @@ def host_mesh(*sizes: int) -> Mesh:
     return Mesh(np.array(jax.devices()[: int(np.prod(sizes))]).reshape(sizes), names)
 
 
-def promised(rule: Rule, found: Strategies, mesh: Mesh, chosen: Sequence[int]) -> Counter[tuple[str, int]]:
-    """The collectives that a rule admits: one all_reduce for each cut reduction factor, over its axes."""
+def promised(
+    case: Case, rule: Rule, found: Strategies, mesh: Mesh, chosen: Sequence[int]
+) -> Counter[tuple[str, int]]:
+    """The collectives that a rule admits: one all_reduce for each cut reduction factor, over its axes.
+
+    argmax combines values with their positions: a gather of each.
+    """
     sizes = list(mesh.shape.values())
     counts: Counter[tuple[str, int]] = Counter()
     for s in chosen:
         for factor in rule.reduction & set(found.factors[s].tolist()):
             group = np.prod([size for size, f in zip(sizes, found.factors[s], strict=True) if f == factor])
-            counts["all-reduce", int(group)] += len(found.results)
+            if case.primitive in ("argmax", "argmin"):
+                counts["all-gather", int(group)] += 2
+            else:
+                counts["all-reduce", int(group)] += len(found.results)
     return counts
 
 
@@ -79,7 +87,7 @@ def _compare(
     what = f"{case}, rule {rule}, factors on {tuple(mesh.shape.items())}: {found.factors[chosen].tolist()}"
     for row in program.results:
         assert_same(row, unsharded, what)
-    unpriced = program.collectives - promised(rule, found, mesh, chosen)
+    unpriced = program.collectives - promised(case, rule, found, mesh, chosen)
     if case.gathers_on_cpu:
         unpriced = Counter({key: n for key, n in unpriced.items() if key[0] != "all-gather"})
     assert not unpriced, f"{what}: the rule admits no {dict(unpriced)}"
@@ -122,7 +130,7 @@ def test_the_tpu_compiler_needs_only_the_collectives_of_the_rule(case: Case, tpu
     found = strategies(rule, tuple(mesh.shape.items()))
     for s in range(1, len(found)):
         # by kind alone: this compiler joins two all_reduces over two axes into one over both
-        made, admitted = compile_strategies(eq, found, mesh, [s]), promised(rule, found, mesh, [s])
+        made, admitted = compile_strategies(eq, found, mesh, [s]), promised(case, rule, found, mesh, [s])
         unpriced = Counter(kind for kind, _ in made.elements()) - Counter(
             kind for kind, _ in admitted.elements()
         )

@@ -34,9 +34,27 @@ def reduce_axes(op: OpShapes) -> Rule:
     )
 
 
-@register("argmax", "argmin", "reduce_xor")
-def whole_axes(op: OpShapes) -> Rule:
-    """`([i,j])->([i]) need_replication={j}`: no collective combines positions, nor everywhere a xor."""
+@register("argmax", "argmin")
+def arg_reduce(op: OpShapes) -> Rule:
+    """`([i,j])->([i]) reduction={j}`, combined at once: each device's best and its position are compared.
+
+    The partitioner gathers one value and one position from each device, about the bytes of an all_reduce.
+    """
+    b = RuleBuilder()
+    dims = b.factors(op.operands[0])
+    axes = {int(a) for a in op.params["axes"]}
+    return b.rule(
+        operands=[dims],
+        results=[[f for d, f in enumerate(dims) if d not in axes]],
+        reduction=[dims[d] for d in axes],
+        reducer=op.primitive.removeprefix("arg"),
+        flops=float(math.prod(op.operands[0])),
+    )
+
+
+@register("reduce_xor")
+def reduce_xor(op: OpShapes) -> Rule:
+    """`([i,j])->([i]) need_replication={j}`: the CPU backend refuses an all_reduce by xor."""
     b = RuleBuilder()
     dims = b.factors(op.operands[0])
     axes = {int(a) for a in op.params["axes"]}
