@@ -50,7 +50,7 @@ def without_repeats(visits: Sequence[Visit]) -> list[Visit]:
 def reassociated(visits: Sequence[Visit]) -> list[Visit]:
     """`visits` with each sum of two reduced values reduced once, after the sum.
 
-    A sum counts when nothing else reads the two, and both were reduced over the same axes and brought to the same
+    A sum counts when nothing else reads the two, and both were reduced over the same axes and brought to one
     layout; the transpositions in between are the compiler's to place.
     """
     users = users_of(visits)

@@ -7,19 +7,22 @@ two fixed rules (checked against compiled CPU and TPU modules in tests/sharding/
 
 1. an axis that cuts a reduction factor in every operand stays there: the result is a pending sum over it,
    reduced, and only then brought to the layout that was asked for;
-2. else the result's layout decides: an operand that has the axis elsewhere is resharded to agree with it.
+2. else the result's layout decides: an operand that has the axis elsewhere is resharded to agree with it;
+3. an axis that cuts a reduction factor in one operand alone, and the result not at all, is gathered there,
+   unless other axes are in play too and reducing the result would move less.
 
 The reshards are written into the module, so that the pass has nothing left to decide there.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .._jax import ir, run_passes
-from .mlir import Dims, layouts_in
+from .mlir import Dims, axis_size, layouts_in, mesh_sizes
 
 _CONTRACTIONS = frozenset({"stablehlo.dot_general", "stablehlo.convolution"})
 _TENSOR = re.compile(r"\[([^\[\]]*)\]")
@@ -31,8 +34,9 @@ def settle_contractions(module: Any) -> None:
     """Rewrite `module`, after propagation, in place."""
     run_passes(module, ["func.func(sdy-populate-op-sharding-rules)"])
     with module.context:
+        sizes = mesh_sizes(module)
         for op in list(_contractions(module.operation)):
-            _settle(op)
+            _settle(op, sizes)
     run_passes(module, ["func.func(sdy-drop-sharding-rules)"])
 
 
@@ -45,12 +49,11 @@ def _contractions(op: Any) -> Iterator[Any]:
                 yield from _contractions(view.operation)
 
 
-def _settle(op: Any) -> None:
-    if "sdy.sharding" not in op.attributes or "sdy.sharding_rule" not in op.attributes:
+def _settle(op: Any, sizes: Mapping[str, int]) -> None:
+    if "sdy.sharding_rule" not in op.attributes:
         return
-    sharding = str(op.attributes["sdy.sharding"])
-    (result,) = layouts_in(sharding)
     operands = [_layout_of(value) for value in op.operands]
+    result = _layout_of(op.results[0])
     rule = str(op.attributes["sdy.sharding_rule"])
     factors = [tensor.split(", ") if tensor else [] for tensor in _TENSOR.findall(rule)]
     reduced = _REDUCTION.search(rule)
@@ -58,12 +61,12 @@ def _settle(op: Any) -> None:
     layouts = [*operands, result]
     if [len(f) for f in factors] != [len(layout) for layout in layouts]:
         return
-    settled = _agreed(factors, layouts, reduction)
+    extents = [tuple(value.type.shape) for value in (*op.operands, *op.results)]
+    settled = _agreed(factors, layouts, reduction, extents, sizes)
     if settled == layouts:
         return
-    mesh = _MESH.search(sharding)
-    assert mesh is not None
-    name = mesh.group(1)
+    names = [_MESH.search(_written_sharding(value)) for value in (*op.operands, *op.results)]
+    name = next(mesh.group(1) for mesh in names if mesh)
     for i, (before, after) in enumerate(zip(operands, settled, strict=False)):
         if before != after:
             with ir.InsertionPoint(op):
@@ -79,9 +82,13 @@ def _settle(op: Any) -> None:
 
 
 def _agreed(
-    factors: Sequence[Sequence[str]], layouts: Sequence[Dims], reduction: frozenset[str]
+    factors: Sequence[Sequence[str]],
+    layouts: Sequence[Dims],
+    reduction: frozenset[str],
+    extents: Sequence[tuple[int, ...]],
+    sizes: Mapping[str, int],
 ) -> list[Dims]:
-    """Layouts of operands and result in which each axis cuts one factor at most, by the two rules above."""
+    """Layouts of operands and result in which each axis cuts one factor at most, by the rules above."""
     new = [[list(axes) for axes in layout] for layout in layouts]
     places: list[Mapping[str, str]] = [
         {axis: factor for factor, axes in zip(tensor, layout, strict=True) for axis in axes}
@@ -90,6 +97,13 @@ def _agreed(
     *operands, result = places
     for axis in sorted({axis for place in places for axis in place}):
         claimed = {place[axis] for place in places if axis in place}
+        holders = [i for i, place in enumerate(operands) if axis in place]
+        if len(holders) == 1 and axis not in result and claimed <= reduction:
+            (i,) = holders
+            alone = all(set(place) <= {axis} for place in places)
+            gathered = _elements(extents[i], layouts[i], sizes) * axis_size(axis, sizes)
+            if alone or gathered <= _elements(extents[-1], layouts[-1], sizes):
+                _move(new[i], factors[i], axis, None)
         if len(claimed) == 1 or axis not in result:
             continue
         ours = {place.get(axis) for place in operands}
@@ -102,6 +116,10 @@ def _agreed(
     return [tuple(tuple(axes) for axes in layout) for layout in new]
 
 
+def _elements(shape: tuple[int, ...], layout: Dims, sizes: Mapping[str, int]) -> float:
+    return math.prod(shape) / math.prod(axis_size(axis, sizes) for axes in layout for axis in axes)
+
+
 def _move(layout: list[list[str]], factors: Sequence[str], axis: str, factor: str | None) -> None:
     for axes in layout:
         if axis in axes:
@@ -111,20 +129,21 @@ def _move(layout: list[list[str]], factors: Sequence[str], axis: str, factor: st
 
 
 def _layout_of(value: Any) -> Dims:
-    owner = value.owner
-    rank = len(value.type.shape)
-    if isinstance(owner, ir.Block):
-        index = ir.BlockArgument(value).arg_number
-        attribute = _argument_sharding(owner.owner, index)
-    else:
-        index = ir.OpResult(value).result_number
-        attributes = owner.attributes
-        names = ("sdy.sharding", "out_sharding", "sharding")
-        attribute = next((str(attributes[name]) for name in names if name in attributes), "")
-    found = layouts_in(attribute)
+    found = layouts_in(_written_sharding(value))
     if not found:
-        return ((),) * rank
+        return ((),) * len(value.type.shape)
+    owned = isinstance(value.owner, ir.Block)
+    index = ir.BlockArgument(value).arg_number if owned else ir.OpResult(value).result_number
     return found[index] if len(found) > 1 else found[0]
+
+
+def _written_sharding(value: Any) -> str:
+    """The attribute with the sharding of `value`, perhaps among others; "" where it has none."""
+    owner = value.owner
+    if isinstance(owner, ir.Block):
+        return _argument_sharding(owner.owner, ir.BlockArgument(value).arg_number)
+    names = ("sdy.sharding", "out_sharding", "sharding")
+    return next((str(owner.attributes[name]) for name in names if name in owner.attributes), "")
 
 
 def _argument_sharding(parent: Any, index: int) -> str:
