@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TypeVar
 
 from ...errors import RuleError
 from ..rule import OpShapes, Rule, RuleBuilder, parse_rule
@@ -14,14 +15,17 @@ RuleFunction = Callable[[OpShapes], Rule | str]
 _RULES: dict[str, RuleFunction] = {}  # the one global that may grow after import, by `register_rule` alone
 
 
-def register(*primitives: str) -> Callable[[RuleFunction], RuleFunction]:
+_Function = TypeVar("_Function", bound=RuleFunction)
+
+
+def register(*primitives: str) -> Callable[[_Function], _Function]:
     """Decorator: this function makes the rule of these primitives.
 
     Raises:
       RuleError: one of them has a rule already (a primitive is one rule in one place).
     """
 
-    def add(function: RuleFunction) -> RuleFunction:
+    def add(function: _Function) -> _Function:
         for primitive in primitives:
             if primitive in _RULES:
                 raise RuleError(
