@@ -3,40 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..cost import CostModel, simulate_memory
 from ..hardware import axis_links
-from ..ir import Traced
-from ..search import SearchResult, least_peak
+from ..search import least_peak
 from ..search.build import Allowed, build
-from ..search.space import Space, decide
+from ..search.space import decide
 from ..sharding import MeshAxes
 from ..units import format_bytes
-from .meshes import Target
 
 if TYPE_CHECKING:
-    from .planner import _Pipeline
+    from .candidates import Nothing, Pipeline
 
 _LARGEST_GROWTH = 64
 
 
-def explain_infeasible(
-    traced: Traced, target: Target, pipeline: _Pipeline, space: Space, result: SearchResult, *,
-    budget_bytes: int, pins: Mapping[int, Allowed],
-) -> str:  # fmt: skip
+def explain_infeasible(pipeline: Pipeline, outcome: Nothing, pins: Mapping[int, Allowed]) -> str:
     """The least reachable peak, what it is made of, what would help, and the smallest mesh that fits."""
+    traced, target, space, budget_bytes = (
+        pipeline.traced,
+        pipeline.target,
+        outcome.space,
+        pipeline.budget_bytes,
+    )
     mesh = ", ".join(f"{n}={s}" for n, s in target.axes)
     least = least_peak(space.problem)
     if not least.assignment:
         return (
-            f"no plan for `{traced.name}` on mesh ({mesh}): the constraints leave no possible layout ({result.reason}). "
+            f"no plan for `{traced.name}` on mesh ({mesh}): the constraints leave no possible layout ({outcome.result.reason}). "
             "Loosen them with PartitionSpec.UNCONSTRAINED."
         )
     decision = decide(space, least.assignment)
-    memory = simulate_memory(
-        traced.graph, target.axes, pipeline.stored, pipeline.kinds, decision.values, decision.reads
-    )
+    memory = pipeline.simulate(decision)
     parts = ", ".join(
         f"{format_bytes(size)} {part}" for part, size in sorted(memory.parts.items(), key=lambda p: -p[1])
     )
@@ -46,7 +45,7 @@ def explain_infeasible(
         f"Smallest reachable peak: {format_bytes(memory.peak_bytes)} at {where}, made of {parts}.",
     ]
     ways = [f"raise `memory_budget` to {format_bytes(memory.peak_bytes * 1.01)} or more"]
-    larger = _smallest_mesh(traced, target, pipeline, budget_bytes)
+    larger = _smallest_mesh(pipeline)
     if larger:
         ways.append(f"use a larger mesh: ({', '.join(f'{n}={s}' for n, s in larger)}) fits")
     if traced.graph.aliases and not traced.graph.donated:
@@ -60,25 +59,29 @@ def explain_infeasible(
     return " ".join(lines) + " Ways out: " + "; ".join(ways) + "."
 
 
-def _smallest_mesh(traced: Traced, target: Target, pipeline: Any, budget_bytes: int) -> MeshAxes | None:
+def _smallest_mesh(pipeline: Pipeline) -> MeshAxes | None:
     """Grow one mesh axis at a time by doubling; the first mesh whose least peak fits, or None."""
+    axes = pipeline.target.axes
     growth = 2
     while growth <= _LARGEST_GROWTH:
-        for grown in range(len(target.axes)):
-            axes = tuple((n, s * growth if a == grown else s) for a, (n, s) in enumerate(target.axes))
-            if _least_bytes(traced, target, pipeline, axes) <= budget_bytes:
-                return axes
+        for grown in range(len(axes)):
+            larger = tuple((n, s * growth if a == grown else s) for a, (n, s) in enumerate(axes))
+            if _least_bytes(pipeline, larger) <= pipeline.budget_bytes:
+                return larger
         growth *= 2
     return None
 
 
-def _least_bytes(traced: Traced, target: Target, pipeline: Any, axes: MeshAxes) -> int:
-    links = axis_links(target.profile, axes)
-    model = CostModel(profile=target.profile, axes=axes, links=tuple(links[n] for n, _ in axes))
-    space = build(traced.graph, model, limit_bytes=None, max_strategies=pipeline.options.max_strategies)
-    least = least_peak(space.problem)
-    decision = decide(space, least.assignment)
-    memory = simulate_memory(
-        traced.graph, axes, pipeline.stored, pipeline.kinds, decision.values, decision.reads
+def _least_bytes(pipeline: Pipeline, axes: MeshAxes) -> int:
+    links = axis_links(pipeline.target.profile, axes)
+    model = CostModel(
+        profile=pipeline.target.profile,
+        axes=axes,
+        links=tuple(links[n] for n, _ in axes),
+        exposed=pipeline.model.exposed,
     )
+    graph = pipeline.traced.graph
+    space = build(graph, model, limit_bytes=None, max_strategies=pipeline.options.max_strategies)
+    decision = decide(space, least_peak(space.problem).assignment)
+    memory = simulate_memory(graph, axes, pipeline.stored, pipeline.kinds, decision.values, decision.reads)
     return memory.peak_bytes

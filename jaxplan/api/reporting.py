@@ -20,31 +20,31 @@ _WORTH_TELLING = 0.002
 """Share of the step below which an unplanned collective is listed with the others but not warned of."""
 
 if TYPE_CHECKING:
-    from .planner import Candidate
+    from .candidates import Candidate, Pipeline
 
 
 def finished_plan(
-    traced: Traced, target: Target, model: CostModel, best: Candidate, kinds: Sequence[str], budget_bytes: int,
-    options: Options, templates: Mapping[str, float], search_s: float,
-) -> Plan:  # fmt: skip
+    pipeline: Pipeline, best: Candidate, templates: Mapping[str, float], search_s: float
+) -> Plan:
     """Write a candidate up: tensors, collectives as the partitioner inserts them, cost, warnings."""
-    collectives = _collectives(traced, target, model, best)
-    warnings = _warnings(traced, model, best)
+    traced, target, options = pipeline.traced, pipeline.target, pipeline.options
+    collectives = _collectives(traced, pipeline.model, best)
+    warnings = _warnings(traced, pipeline.model, best)
     return Plan(
         name=traced.name,
         fingerprint=traced.fingerprint,
         axes=target.axes,
         device_kind=target.device_kind,
         hardware=target.profile.name,
-        budget_bytes=budget_bytes,
-        inputs=_inputs(traced, target, best, kinds),
+        budget_bytes=pipeline.budget_bytes,
+        inputs=_inputs(traced, target, best, pipeline.kinds),
         outputs=_outputs(traced, target, best),
         constraints=best.checked.constraints,
         collectives=collectives,
         cost=_cost(traced, best, collectives, options, search_s),
         warnings=warnings,
         assumptions=(*traced.graph.assumptions, *_stated(options)),
-        alternatives=_alternatives(traced, target, best, budget_bytes),
+        alternatives=_alternatives(traced, target, best, pipeline.budget_bytes),
         templates=dict(sorted(templates.items())),
         search=best.name,
         jax_version=jax.__version__,
@@ -88,9 +88,7 @@ def _outputs(traced: Traced, target: Target, best: Candidate) -> tuple[TensorPla
     )  # fmt: skip
 
 
-def _collectives(
-    traced: Traced, target: Target, model: CostModel, best: Candidate
-) -> tuple[PlannedCollective, ...]:
+def _collectives(traced: Traced, model: CostModel, best: Candidate) -> tuple[PlannedCollective, ...]:
     rows = []
     for item, op_index in best.checked.collectives:
         if item.kind == "all_slice":
@@ -131,13 +129,13 @@ def _cost(
         comm_s_by_axis=dict(sorted(seconds.items())),
         comm_bytes=sum(sent.values()),
         comm_bytes_by_axis=dict(sorted(sent.items())),
-        peak_bytes=best.memory.peak_bytes,
-        peak_parts=dict(best.memory.parts),
-        peak_where=ops[best.memory.peak_time].source if ops else "",
-        termination=best.result.termination.value if best.name == "ilp" else "template",
-        objective_s=best.result.objective_s,
-        bound_s=best.result.bound_s,
-        gap=best.result.gap,
+        peak_bytes=best.found.memory.peak_bytes,
+        peak_parts=dict(best.found.memory.parts),
+        peak_where=ops[best.found.memory.peak_time].source if ops else "",
+        termination=best.found.result.termination.value if best.name == "ilp" else "template",
+        objective_s=best.found.result.objective_s,
+        bound_s=best.found.result.bound_s,
+        gap=best.found.result.gap,
         search_s=search_s,
     )
 
@@ -146,7 +144,7 @@ def _warnings(traced: Traced, model: CostModel, best: Candidate) -> tuple[str, .
     graph = traced.graph
     warnings = []
     unknown: dict[str, str] = {}
-    for op, rule in zip(graph.ops, best.space.rules, strict=True):
+    for op, rule in zip(graph.ops, best.found.space.rules, strict=True):
         if rule.note:
             unknown.setdefault(op.primitive, op.source)
     for primitive, source in sorted(unknown.items()):
@@ -176,14 +174,14 @@ def _alternatives(
 
     An upper bound: a new search with that layout pinned can only do better.
     """
-    problem, assignment = best.space.problem, best.result.assignment
+    problem, assignment = best.found.space.problem, best.found.result.assignment
     adjacent: dict[int, list[tuple[int, np.ndarray, np.ndarray | None, bool]]] = {}
     for edge in problem.edges:
         adjacent.setdefault(edge.tail, []).append((edge.head, edge.costs_s, edge.allowed, True))
         adjacent.setdefault(edge.head, []).append((edge.tail, edge.costs_s, edge.allowed, False))
     rows: dict[str, tuple[Alternative, ...]] = {}
     for position, (leaf, value) in enumerate(zip(traced.inputs, traced.graph.inputs, strict=True)):
-        port = best.space.values[value]
+        port = best.found.space.values[value]
         total = problem.nodes[port.node].costs_s.copy()
         possible = np.ones(len(total), bool)
         for other, costs, allowed, first in adjacent.get(port.node, ()):
@@ -192,13 +190,13 @@ def _alternatives(
                 possible &= allowed[:, assignment[other]] if first else allowed[assignment[other], :]
         chosen = places_of_layout(best.inputs[position], target.axes)
         delta = total - total[assignment[port.node]]
-        peak = best.memory.peak_bytes - _local(
+        peak = best.found.memory.peak_bytes - _local(
             traced.graph.values[value].bytes, best.inputs[position], target
         )
         found = [
             Alternative(
                 layout=layout_of_places(row, len(leaf.shape), target.axes),
-                objective_s=best.result.objective_s + float(delta[i]),
+                objective_s=best.found.result.objective_s + float(delta[i]),
                 fits=peak + int(traced.graph.values[value].bytes / pieces(row[None, :], target.axes)[0])
                 <= budget_bytes,
             )

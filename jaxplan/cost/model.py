@@ -21,18 +21,25 @@ from .compute import roofline_seconds
 
 @dataclass(frozen=True, kw_only=True)
 class CostModel:
-    """Prices on one machine and mesh: seconds, for one run of the operation (not times its trips)."""
+    """Prices on one machine and mesh: seconds, for one run of the operation (not times its trips).
+
+    Attributes:
+      exposed: share of a collective that computation doesn't hide; the search pays only that.
+    """
 
     profile: Profile
     axes: MeshAxes
     links: tuple[AxisLink, ...]
+    exposed: float = 1.0
 
-    def collective(self, kind: str, size_bytes: np.ndarray, axis: int) -> np.ndarray:
-        """Seconds of a collective over mesh axis number `axis`; see `collectives.collective_seconds`."""
-        return np.asarray(collective_seconds(kind, size_bytes, (self.links[axis],)))
+    def collective(self, kind: str, size_bytes: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+        """Exposed seconds of a collective over these mesh axes; see `collectives.collective_seconds`."""
+        return self.exposed * np.asarray(
+            collective_seconds(kind, size_bytes, tuple(self.links[i] for i in axes))
+        )
 
     def collective_over(self, kind: str, size_bytes: float, names: Sequence[str]) -> float:
-        """Seconds of one collective over several named mesh axes (or parts of axes, see `link`)."""
+        """Seconds, hidden or not, of one collective over several named mesh axes (or parts of axes, see `link`)."""
         return float(collective_seconds(kind, np.asarray(size_bytes, float), tuple(map(self.link, names))))
 
     def link(self, name: str) -> AxisLink:
@@ -49,6 +56,8 @@ class CostModel:
         Args:
           stored: for every value whether it is materialised in memory (see `materialised`).
         """
+        if op.primitive in _LOOP_EDGES:
+            return self._loop_edge_seconds(op, options, graph, stored)
         local_bytes = np.zeros(len(options))
         tensors = list(zip(op.operands, options.operands, strict=True)) + list(
             zip(op.results, options.results, strict=True)
@@ -57,12 +66,6 @@ class CostModel:
             if stored[value]:
                 local_bytes += graph.values[value].bytes / pieces(places, self.axes)
         flops = rule.flops * options.shares
-        if op.primitive in _MOVES_A_PART:
-            return (
-                np.zeros(len(options))
-                if op.primitive != "scan_stack"
-                else local_bytes * 0.5 / self._hbm_rate()
-            )
         dtype = graph.values[op.operands[0]].dtype if op.operands else "float32"
         seconds = np.asarray(
             roofline_seconds(
@@ -73,6 +76,18 @@ class CostModel:
             # a fused operation starts no kernel of its own: no floor, only its share of the traffic
             return np.asarray(local_bytes / self._hbm_rate())
         return seconds
+
+    def _loop_edge_seconds(
+        self, op: Op, options: Strategies, graph: Graph, stored: Sequence[bool]
+    ) -> np.ndarray:
+        """One iteration's slice is read by whoever uses it, or here when that is fused; a stack is written."""
+        if op.primitive == "scan_stack":
+            moved, places = op.operands[0], options.operands[0]
+        elif op.primitive == "scan_slice" and not stored[op.results[0]]:
+            moved, places = op.results[0], options.results[0]
+        else:
+            return np.zeros(len(options))
+        return graph.values[moved].bytes / pieces(places, self.axes) / self._hbm_rate()
 
     def _hbm_rate(self) -> float:
         return self.profile.hbm_bytes_per_s * self.profile.hbm_efficiency
@@ -96,8 +111,15 @@ class CostModel:
         return product((lhs & out) - rhs), product((rhs & out) - lhs), product(set(rule.reduction))
 
 
-_MOVES_A_PART = frozenset({"scan_slice", "scan_stack", "carry_init", "carry_next", "cond_join"})
-"""Our own loop operations: a slice is read by whoever uses it, a carry stays where it is; a stack is written."""
+_LOOP_EDGES = frozenset({"scan_slice", "scan_stack", "carry_init", "carry_next", "cond_join"})
+"""Our own operations at the edges of loops and branches: none computes."""
+
+
+def _loop_buffers(op: Op) -> tuple[int, ...]:
+    """Values that a loop or branch keeps in a buffer of its own, however cheap the operations around it are."""
+    if op.primitive in ("scan_stack", "carry_init", "cond_join"):
+        return op.results
+    return op.operands if op.primitive == "scan_slice" else ()
 
 
 def materialised(graph: Graph, rules: Sequence[Rule]) -> list[bool]:
@@ -114,6 +136,8 @@ def materialised(graph: Graph, rules: Sequence[Rule]) -> list[bool]:
         if not rule.follows:
             for value in (*op.operands, *op.results):
                 stored[value] = True
+        for value in _loop_buffers(op):
+            stored[value] = True
     sources = source_values(graph, rules)
     return [kept and not source for kept, source in zip(stored, sources, strict=True)]
 
@@ -125,7 +149,8 @@ def source_values(graph: Graph, rules: Sequence[Rule]) -> list[bool]:
     """
     source = [value.constant and value.index not in graph.constants for value in graph.values]
     for op, rule in zip(graph.ops, rules, strict=True):
-        free = rule.source or (rule.follows and bool(op.operands) and all(source[v] for v in op.operands))
+        fused = rule.follows and op.primitive not in _LOOP_EDGES
+        free = rule.source or (fused and bool(op.operands) and all(source[v] for v in op.operands))
         for value in op.results:
             source[value] = free
     return source

@@ -1,12 +1,14 @@
 """Resharding: which collectives take a tensor from one layout to another, and their bytes.
 
-The steps are those that the partitioner takes, in its order, one mesh axis at a time: pending sums are scattered
+The steps are those that the partitioner takes, in its order; each collective runs over all its axes at once, save
+all_to_all, which moves one axis at a time: pending sums are scattered
 (reduce_scatter) or summed (all_reduce), replicated dimensions are sliced (free), cuts move between dimensions
 (all_to_all), and what is left is gathered (all_gather).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,16 +16,16 @@ import numpy as np
 
 from .spec import NONE, UNREDUCED, MeshAxes, pieces
 
-Price = Callable[[str, np.ndarray, int], np.ndarray]
-"""(kind, bytes of the larger local buffer, mesh axis index) -> the price of that collective."""
+Price = Callable[[str, np.ndarray, tuple[int, ...]], np.ndarray]
+"""(kind, bytes of the larger local buffer, indices of its mesh axes) -> the price of that collective."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One collective: its kind, the mesh axis, and the bytes of its larger local buffer on one device."""
+    """One collective: its kind, its mesh axes, and the bytes of its larger local buffer on one device."""
 
     kind: str
-    axis: str
+    axes: tuple[str, ...]
     bytes: float
 
 
@@ -44,7 +46,7 @@ def reshard_table(
     Args:
       source, target: place arrays of the same tensor, `int8[a, n_axes]` and `int8[b, n_axes]`.
       size_bytes: of the whole, unpartitioned tensor.
-      price: of one collective on one axis; called with arrays of bytes.
+      price: of one collective; called with arrays of bytes.
     """
     before, after = (
         np.unique(source, axis=0, return_inverse=True),
@@ -60,38 +62,50 @@ def _table(
     a, b = source[:, None, :], target[None, :, :]
     local = np.repeat((size_bytes / pieces(source, axes))[:, None], len(target), axis=1)
     total = np.zeros_like(local)
-    moves = _moves(a, b)
-    for kind, grows in (
-        ("reduce_scatter", -1),
-        ("all_reduce", 0),
-        ("all_slice", -1),
-        ("all_to_all", 0),
-        ("all_gather", 1),
-    ):
-        for index, (_, size) in enumerate(axes):
-            if size == 1:
-                continue
-            mask = moves[kind][:, :, index]
-            if not mask.any():
-                continue
+    moves = _moves(a, b, axes)
+    for kind, grows in _ORDER:
+        for subset in _subsets(moves[kind], together=kind != "all_to_all"):
+            mask = _moved(moves[kind], subset, together=kind != "all_to_all")
+            factor = math.prod(axes[i][1] for i in subset)
             if grows > 0:
-                local = np.where(mask, local * size, local)
+                local = np.where(mask, local * factor, local)
             if kind != "all_slice":
-                total += np.where(mask, price(kind, local, index), 0.0)
+                total += np.where(mask, price(kind, np.where(mask, local, 0.0), subset), 0.0)
             if grows < 0:
-                local = np.where(mask, local / size, local)
+                local = np.where(mask, local / factor, local)
     total += _reorder(a, b, size_bytes / pieces(source, axes), axes, price)
     return total
 
 
-def _moves(a: np.ndarray, b: np.ndarray) -> dict[str, np.ndarray]:
-    return {
+_ORDER = (("reduce_scatter", -1), ("all_reduce", 0), ("all_slice", -1), ("all_to_all", 0), ("all_gather", 1))
+"""Collectives in the partitioner's order, and whether they shrink or grow the local piece."""
+
+
+def _subsets(moves: np.ndarray, *, together: bool) -> list[tuple[int, ...]]:
+    """The sets of axes that move in one collective; an all_to_all moves one axis at a time."""
+    n_axes = moves.shape[2]
+    if not together:
+        return [(i,) for i in range(n_axes) if moves[:, :, i].any()]
+    codes = np.unique(moves @ (1 << np.arange(n_axes)))
+    return [tuple(i for i in range(n_axes) if code >> i & 1) for code in codes if code]
+
+
+def _moved(moves: np.ndarray, subset: tuple[int, ...], *, together: bool) -> np.ndarray:
+    if not together:
+        return moves[:, :, subset[0]]
+    return (moves == np.isin(np.arange(moves.shape[2]), subset)).all(axis=2)
+
+
+def _moves(a: np.ndarray, b: np.ndarray, axes: MeshAxes) -> dict[str, np.ndarray]:
+    real = np.array([size > 1 for _, size in axes])
+    moves = {
         "reduce_scatter": (a == UNREDUCED) & (b >= 0),
         "all_reduce": (a == UNREDUCED) & (b == NONE),
         "all_slice": (a == NONE) & (b >= 0),
         "all_to_all": (a >= 0) & (b >= 0) & (a != b),
         "all_gather": (a >= 0) & (b == NONE),
     }
+    return {kind: move & real for kind, move in moves.items()}
 
 
 def _reorder(a: np.ndarray, b: np.ndarray, local: np.ndarray, axes: MeshAxes, price: Price) -> np.ndarray:
@@ -103,7 +117,9 @@ def _reorder(a: np.ndarray, b: np.ndarray, local: np.ndarray, axes: MeshAxes, pr
             joins_or_leaves = (a[:, :, major] == a[:, :, minor]) != (b[:, :, major] == b[:, :, minor])
             mask = stays & joins_or_leaves & (axes[minor][1] > 1) & (axes[major][1] > 1)
             if mask.any():
-                total += np.where(mask, price("collective_permute", local[:, None] + 0 * total, minor), 0.0)
+                total += np.where(
+                    mask, price("collective_permute", local[:, None] + 0 * total, (minor,)), 0.0
+                )
     return total
 
 
@@ -113,9 +129,9 @@ def reshard_steps(
     """The collectives that bring one layout (a row of a place array) to another; empty when they are equal."""
     steps: list[Step] = []
 
-    def record(kind: str, local: np.ndarray, axis: int) -> np.ndarray:
+    def record(kind: str, local: np.ndarray, subset: tuple[int, ...]) -> np.ndarray:
         if float(local.max()) > 0:
-            steps.append(Step(kind=kind, axis=axes[axis][0], bytes=float(local.flat[0])))
+            steps.append(Step(kind=kind, axes=tuple(axes[i][0] for i in subset), bytes=float(local.flat[0])))
         return np.zeros_like(local)
 
     _table(source[None, :], target[None, :], size_bytes, axes, record)

@@ -1,0 +1,165 @@
+"""Searching one step under different pins, and having the partitioner check what was found."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..cost import CostModel, MemoryProfile, materialised, simulate_memory
+from ..errors import RuleError
+from ..ir import Traced
+from ..lowering import Checked, check, planned_constraints
+from ..search import SearchResult, Termination, solve
+from ..search.build import Allowed, build
+from ..search.space import Decision, Space, decide
+from ..sharding import Layout, layout_of_places
+from .meshes import Target
+from .options import Options
+from .templates import input_kinds, template_pins
+
+MEMORY_ROUNDS = 4
+"""Searches with a tightened limit before giving up on a budget that only the decided layouts overrun."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What a search decided: layouts, compute and communication as the search prices them, memory as it will be."""
+
+    space: Space
+    result: SearchResult
+    decision: Decision
+    memory: MemoryProfile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A found plan as the partitioner realises it.
+
+    Attributes:
+      compute_s, comm_s: of a step, with the collectives that the partitioner really inserts.
+    """
+
+    name: str
+    found: Found
+    inputs: tuple[Layout, ...]
+    outputs: tuple[Layout, ...]
+    checked: Checked
+    compute_s: float
+    comm_s: float
+
+    def step_s(self, overlap: float) -> float:
+        """Seconds of a step when `overlap` of the communication is hidden."""
+        return self.compute_s + (1 - overlap) * self.comm_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nothing:
+    """A search that found nothing within the budget; `result` says why."""
+
+    space: Space
+    result: SearchResult
+
+
+class Pipeline:
+    """What all searches of one step share: the traced step, its rules, prices and budget."""
+
+    def __init__(
+        self, traced: Traced, target: Target, model: CostModel, budget_bytes: int, options: Options,
+        output_pins: Mapping[int, Allowed], say: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self.traced, self.target, self.model = traced, target, model
+        self.budget_bytes, self.options, self.output_pins, self.say = budget_bytes, options, output_pins, say
+        self.rules = self.space({}).rules
+        self.kinds = input_kinds(traced.graph, self.rules)
+        self.stored = materialised(traced.graph, self.rules)
+        ops = zip(traced.graph.ops, self.rules, strict=True)
+        unknown = sorted({f"`{op.primitive}` at {op.source}" for op, rule in ops if rule.note})
+        if unknown and options.strict:
+            raise RuleError(
+                f"no sharding rule for {', '.join(unknown)} and options.strict is set: register one with "
+                "jaxplan.register_rule(primitive, fn), or plan without strict to have them replicated"
+            )
+
+    def space(self, pins: Mapping[int, Allowed]) -> Space:
+        """The decisions under `pins` on arguments."""
+        return build(
+            self.traced.graph, self.model, input_pins=pins, output_pins=self.output_pins,
+            limit_bytes=self.budget_bytes, max_strategies=self.options.max_strategies,
+        )  # fmt: skip
+
+    def template(self, name: str) -> dict[int, Allowed] | None:
+        """Pins of a named template; None when the mesh has too few axes for it."""
+        return template_pins(name, self.traced.graph, self.kinds, self.target.axes)
+
+    def search(self, pins: Mapping[int, Allowed]) -> Found | Nothing:
+        """The cheapest decision under `pins` whose simulated memory fits the budget."""
+        space = self.space(pins)
+        limit = self.budget_bytes
+        for _ in range(MEMORY_ROUNDS):
+            result = solve(
+                dataclasses.replace(space.problem, limit_bytes=max(limit, 0)),
+                time_limit_s=self.options.time_limit_s, relative_gap=self.options.relative_gap, seed=self.options.seed,
+            )  # fmt: skip
+            if not result.assignment:
+                break
+            found = self._found(space, result)
+            excess = found.memory.peak_bytes - self.budget_bytes
+            if excess <= 0:
+                return found
+            if result.termination is Termination.INFEASIBLE:
+                break
+            # the search's rows leave out what only shows at the decided layouts (gathered copies): make room for it
+            limit = min(limit - excess, result.peak_bytes - 1)
+            self.say(f"{excess} bytes over budget once resharded copies are counted: searching again")
+        return Nothing(space=space, result=result)
+
+    def _found(self, space: Space, result: SearchResult) -> Found:
+        decision = decide(space, result.assignment)
+        memory = self.simulate(decision)
+        if result.termination is Termination.INFEASIBLE and memory.peak_bytes <= self.budget_bytes:
+            # the rows are stricter than the simulation here and there: the least peak does fit after all
+            result = dataclasses.replace(result, termination=Termination.FEASIBLE)
+        return Found(space=space, result=result, decision=decision, memory=memory)
+
+    def simulate(self, decision: Decision) -> MemoryProfile:
+        """Memory of one device at the decided layouts."""
+        return simulate_memory(
+            self.traced.graph, self.target.axes, self.stored, self.kinds, decision.values, decision.reads
+        )
+
+    def checked(self, name: str, found: Found) -> Candidate:
+        """`found` lowered and taken through the partitioner."""
+        graph, axes, decision = self.traced.graph, self.target.axes, found.decision
+        inputs = tuple(
+            layout_of_places(decision.values[v], len(graph.values[v].shape), axes) for v in graph.inputs
+        )
+        outputs = tuple(
+            layout_of_places(decision.outputs[p], len(graph.values[v].shape), axes)
+            if p in decision.outputs
+            else Layout(dims=((),) * len(graph.values[v].shape))
+            for p, v in enumerate(graph.outputs)
+        )
+        self.say(f"checking {name} against the partitioner")
+        checked = check(
+            self.traced, self.rules, axes, self._lowering_mesh(), inputs, outputs, decision.values,
+            planned_constraints(graph, axes, decision.values, decision.reads),
+            reads=decision.reads, platform=self.target.platform, while_trips=self.options.while_trips,
+        )  # fmt: skip
+        return Candidate(
+            name=name,
+            found=found,
+            inputs=inputs,
+            outputs=outputs,
+            checked=checked,
+            compute_s=sum(decision.compute_s.values()),
+            comm_s=sum(
+                self.model.collective_over(c.kind, c.bytes, c.axes) * c.trips for c, _ in checked.collectives
+            ),
+        )
+
+    def _lowering_mesh(self) -> Any:
+        """A mesh to lower for: without devices, unless the step has operations that name theirs (callbacks)."""
+        needs_devices = any("callback" in op.primitive for op in self.traced.graph.ops)
+        return self.target.mesh if needs_devices else self.target.abstract
