@@ -1,7 +1,8 @@
 """The factor rules of JAX's primitives: one decorated function for each, a family a file.
 
 A rule is bold only where the partitioner keeps up: every strategy that it admits is compiled in
-tests/sharding and must need no collective but those of its reduction factors.
+tests/sharding and must need no collective but those of its reduction factors.  Where backends differ the TPU
+compiler decides; what the CPU backend gathers besides (top_k, grouped convolutions) is named there.
 """
 
 from . import collective as _collective

@@ -132,7 +132,11 @@ def _same_extents(op: OpShapes, first: Sequence[int], second: Sequence[int]) -> 
 def take_slice(op: OpShapes) -> Rule:
     """`([i,1],[])->([i,1])`: dimensions that are taken in full pass through, the others stay whole."""
     b, dims = _same_extents(op, op.operands[0], op.results[0])
-    return b.rule(operands=[dims, *([None] * len(s) for s in op.operands[1:])], results=[dims])
+    return b.rule(
+        operands=[dims, *([None] * len(s) for s in op.operands[1:])],
+        results=[dims],
+        linear=op.primitive == "slice",
+    )
 
 
 @register("dynamic_update_slice")
@@ -159,7 +163,10 @@ def rev(op: OpShapes) -> Rule:
     b = RuleBuilder()
     dims = b.factors(op.operands[0])
     return b.rule(
-        operands=[dims], results=[dims], need_replication=[dims[int(d)] for d in op.params["dimensions"]]
+        operands=[dims],
+        results=[dims],
+        need_replication=[dims[int(d)] for d in op.params["dimensions"]],
+        linear=True,
     )
 
 
@@ -168,7 +175,7 @@ def _along(op: OpShapes, axis: int) -> Rule:
     b = RuleBuilder()
     shape = (op.operands or op.results)[0]
     dims: list[Any] = [None if d == axis else b.factor(n) for d, n in enumerate(shape)]
-    return b.rule(operands=[dims] * len(op.operands), results=[dims] * len(op.results))
+    return b.rule(operands=[dims] * len(op.operands), results=[dims] * len(op.results), linear=True)
 
 
 @register("concatenate")
@@ -192,7 +199,7 @@ def stack(op: OpShapes) -> Rule:
     axis = int(op.params["axis"])
     dims: list[Any] = b.factors(together[0][:axis] + together[0][axis + 1 :])
     many, one = [dims] * len(apart), [[*dims[:axis], None, *dims[axis:]]]
-    return b.rule(operands=many if stacking else one, results=one if stacking else many)
+    return b.rule(operands=many if stacking else one, results=one if stacking else many, linear=True)
 
 
 @register("tile")
