@@ -49,6 +49,8 @@ def axes_of_groups(groups: np.ndarray, mesh_axes: MeshAxes) -> tuple[str, ...]:
     Part of an axis is given as `"model:(1)2"`: (pre-size)size.
     """
     names, shape = _prime_axes(mesh_axes)
+    if not shape:  # one device: nothing varies
+        return ()
     coordinates = np.stack(np.unravel_index(groups, shape), axis=-1)
     varying = (coordinates != coordinates[:, :1]).any(axis=1)
     if not len(groups) or (varying != varying[0]).any():
