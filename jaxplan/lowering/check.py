@@ -1,7 +1,8 @@
 """Ask the partitioner what it will do with a plan, and compare that with what was decided.
 
 No plan is returned unchecked: the planned step is lowered, Shardy's own passes propagate its shardings and insert
-its collectives, and those are what the plan reports.
+its collectives, and those are what the plan reports.  A layout that differs without communicating is the
+partitioner's good right; one that costs a collective is pinned.
 """
 
 from __future__ import annotations
@@ -61,23 +62,24 @@ def check(
       values, reads: the decided layout row of every value, and of every operand as it is read.
     """
     graph = traced.graph
+    expected = _communicating(graph, values, reads)
     for round_number in range(1, max_rounds + 1):
         lowered = lower_flat(traced, constraints, mesh, inputs, outputs, platform=platform)
         text = lowered.compiler_ir("stablehlo").operation.get_asm(enable_debug_info=True)
         result = partition(text, while_trips=while_trips)
         differing = _differences(graph, axes, values, result)
+        collectives = tuple((c, _operation(c.scope)) for c in result.collectives)
+        unplanned = tuple((c, op) for c, op in collectives if op not in expected and c.kind != "all_slice")
         pinned = {c.site for c in constraints}
-        fresh = [v for v in differing if graph.values[v].site not in pinned]
-        first = _first_differences(graph, fresh, differing)
-        if not first or round_number == max_rounds:
+        at_fault = _around(graph, {op for _, op in unplanned})
+        fresh = [v for v in differing if v in at_fault and graph.values[v].site not in pinned]
+        if not fresh or round_number == max_rounds:
             break
-        constraints += pin_values(graph, axes, values, first, rules)
-    collectives = tuple((c, _operation(c.scope)) for c in result.collectives)
-    expected = _communicating(graph, values, reads)
+        constraints += pin_values(graph, axes, values, fresh, rules)
     return Checked(
         constraints=constraints,
         collectives=collectives,
-        unplanned=tuple((c, op) for c, op in collectives if op not in expected and c.kind != "all_slice"),
+        unplanned=unplanned,
         differing=differing,
         rounds=round_number,
         warnings=tuple(w for w in result.warnings if "trip count" not in w or not graph.assumptions),
@@ -127,12 +129,6 @@ def _differences(
     return differing
 
 
-def _first_differences(graph: Graph, fresh: Sequence[int], differing: Mapping[int, Layout]) -> list[int]:
-    """Those that no other difference explains: none of their operation's operands differs."""
-    producers = graph.producers()
-    first = [
-        value
-        for value in fresh
-        if not any(operand in differing for operand in graph.ops[producers[value]].operands)
-    ]
-    return first or list(fresh[:1])
+def _around(graph: Graph, ops: set[int]) -> set[int]:
+    """Values that operations `ops` read or make: pinned, they leave the partitioner no other choice."""
+    return {value for op in graph.ops if op.index in ops for value in (*op.operands, *op.results)}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .problem import Floats, Ints, StrategyProblem
+from .problem import Floats, Ints, StrategyProblem, Usage
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -98,7 +98,7 @@ class Program:
 
         Says whether any of the nodes is alive there at all.
         """
-        used = self._alive_at(peak)
+        used = alive_at(self._usages, peak)
         if not used:
             return False
         column = [self.offset[self._where[node]] + np.arange(amounts.size) for node, amounts in used.items()]
@@ -113,7 +113,7 @@ class Program:
 
     def add_cover(self, peak: int, assignment: Sequence[int] | Ints) -> None:
         """(5) Of the choices that overflow a peak, or ones at least as large there, not all may be taken."""
-        used = self._alive_at(peak)
+        used = alive_at(self._usages, peak)
         if not used:
             return
         column = []
@@ -130,14 +130,6 @@ class Program:
             np.ones(columns.size),
             lower=-np.inf,
         )
-
-    def _alive_at(self, peak: int) -> dict[int, Ints]:
-        """The bytes of each node that is alive at a peak, by its strategy."""
-        used: dict[int, Ints] = {}
-        for usage in self._usages:
-            if usage.start <= peak < usage.stop:
-                used[usage.node] = used[usage.node] + usage.bytes if usage.node in used else usage.bytes
-        return used
 
     def _add(
         self,
@@ -165,6 +157,15 @@ class Program:
             [int(np.argmax(values[o : o + k])) for o, k in zip(self.offset, self.sizes, strict=True)],
             dtype=np.int64,
         )
+
+
+def alive_at(usages: Sequence[Usage], peak: int) -> dict[int, Ints]:
+    """The bytes of each node that is alive at a peak, by its strategy."""
+    used: dict[int, Ints] = {}
+    for usage in usages:
+        if usage.start <= peak < usage.stop:
+            used[usage.node] = used[usage.node] + usage.bytes if usage.node in used else usage.bytes
+    return used
 
 
 class Timeline:
