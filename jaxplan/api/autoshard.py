@@ -68,7 +68,7 @@ class _Variant:
         return jax.tree.unflatten(self.traced.out_tree, self._run(*leaves))
 
     @functools.cached_property
-    def jitted(self) -> Callable[..., Any]:
+    def jitted(self) -> Any:
         """jax.jit of the planned step over the dynamic arguments."""
         if self.has_kwargs:  # jax.jit takes no in_shardings for keywords: they are placed by `place` first
             return jax.jit(self._named(), out_shardings=self.out_tree, donate_argnums=self.donate)
@@ -139,8 +139,8 @@ class ShardedStep:
             hash((fixed, fixed_names))
         except TypeError:
             raise ArgumentError(
-                f"a static argument of `{self._fn.__name__}` can't be hashed: {[*fixed, *fixed_names]}; pass a tuple or a "
-                "frozen dataclass, or make it a dynamic argument"
+                f"a static argument of `{self._fn.__name__}` can't be hashed: {[*fixed, *fixed_names]}; pass a "
+                "tuple or a frozen dataclass, or make it a dynamic argument"
             ) from None
         return (
             (fixed, fixed_names, tuple(dynamic)),
@@ -173,8 +173,8 @@ class ShardedStep:
             k: v if k in self._static_names else jax.tree.map(shape_of, v) for k, v in kwargs.items()
         }
         traced = trace(
-            self._fn, shaped, shaped_kwargs, static_argnums=tuple(sorted(positions)), static_argnames=self._static_names,
-            donate_argnums=self._donate, while_trips=self._options.while_trips,
+            self._fn, shaped, shaped_kwargs, static_argnums=tuple(sorted(positions)),
+            static_argnames=self._static_names, donate_argnums=self._donate, while_trips=self._options.while_trips,
         )  # fmt: skip
         donated = {n % len(args) for n in self._donate} if args else set()
         donate = [i for i, n in enumerate(n for n in range(len(args)) if n not in positions) if n in donated]
@@ -235,7 +235,7 @@ class ShardedStep:
         """
         with outside_any_mesh():
             shapes = jax.eval_shape(init_fn, *args)
-            tree = jax.tree.structure(shapes)
+            tree: Any = jax.tree.structure(shapes)
             wanted = [(s.shape, s.dtype) for s in jax.tree.leaves(shapes)]
             for variant in reversed(self._variants.values()):
                 first = 0
@@ -249,8 +249,8 @@ class ShardedStep:
                     ):
                         return jax.jit(init_fn, out_shardings=shardings)(*args)
         raise ArgumentError(
-            f"`{getattr(init_fn, '__name__', 'init_fn')}` makes a state that no planned argument of `{self._fn.__name__}` has the "
-            "structure and shapes of. Plan the step first: step.plan(jax.eval_shape(init_fn, ...), batch_shapes)."
+            f"`{getattr(init_fn, '__name__', 'init_fn')}` makes a state that no planned argument of "
+            f"`{self._fn.__name__}` has the structure and shapes of. Plan the step first: step.plan(jax.eval_shape(init_fn, ...), batch_shapes)."
         )
 
 

@@ -31,8 +31,8 @@ def explain_infeasible(pipeline: Pipeline, outcome: Nothing, pins: Mapping[int, 
     least = least_peak(space.problem)
     if not least.assignment:
         return (
-            f"no plan for `{traced.name}` on mesh ({mesh}): the constraints leave no possible layout ({outcome.result.reason}). "
-            "Loosen them with PartitionSpec.UNCONSTRAINED."
+            f"no plan for `{traced.name}` on mesh ({mesh}): the constraints leave no possible layout "
+            f"({outcome.result.reason}). Loosen them with PartitionSpec.UNCONSTRAINED."
         )
     decision = decide(space, least.assignment)
     memory = pipeline.simulate(decision)

@@ -93,7 +93,8 @@ def _mask(pattern: str, wish: Any, leaf: Leaf, axes: MeshAxes) -> tuple[str, All
         return f'{leaf.path}: {pattern!r} -> {wish!r} is neither a PartitionSpec nor "replicated"', _anything
     if len(wish) > len(leaf.shape):
         return (
-            f"{leaf.path}: {wish} has {len(wish)} entries, the tensor {leaf.dtype}{list(leaf.shape)} {len(leaf.shape)} dimensions",
+            f"{leaf.path}: {wish} has {len(wish)} entries, the tensor {leaf.dtype}{list(leaf.shape)} "
+            f"{len(leaf.shape)} dimensions",
             _anything,
         )
     sizes = dict(axes)
@@ -115,7 +116,8 @@ def _mask(pattern: str, wish: Any, leaf: Leaf, axes: MeshAxes) -> tuple[str, All
         if leaf.shape[d] % product:
             return (
                 f"{leaf.path}: {wish} cuts dimension {d} of {leaf.dtype}{list(leaf.shape)} in {product} pieces, "
-                f"which doesn't divide {leaf.shape[d]}; pad it to {-(-leaf.shape[d] // product) * product} or leave it uncut"
+                f"which doesn't divide {leaf.shape[d]}; pad it to {-(-leaf.shape[d] // product) * product} or leave it "
+                "uncut"
             ), _anything
         for name in names:
             if index[name] in fixed:

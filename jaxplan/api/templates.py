@@ -91,7 +91,7 @@ def _leading(cut: list[int], never: list[int], shape: tuple[int, ...], axes: Mes
 def _within(allowed_axes: list[int], n_axes: int) -> Allowed:
     """Only these axes may cut the tensor."""
     others = [a for a in range(n_axes) if a not in allowed_axes]
-    return lambda places: (places[:, others] < 0).all(axis=1) if others else np.ones(len(places), bool)
+    return lambda places: np.asarray((places[:, others] < 0).all(axis=1))
 
 
 def _most_cut(axes: list[int]) -> Allowed:

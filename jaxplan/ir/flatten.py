@@ -61,7 +61,7 @@ class Flattener:
     def read(self, env: dict[Any, int], atom: Any) -> int:
         if not isinstance(atom, Literal):
             return env[atom]
-        aval = atom.aval
+        aval: Any = atom.aval
         key = (tuple(aval.shape), str(aval.dtype))
         if key not in self._literals:
             self._literals[key] = self.value(aval, "literal", constant=True)

@@ -174,7 +174,8 @@ def _donated(
     dynamic_args: Sequence[Any], positions: list[int], donate: Sequence[int], count: int
 ) -> frozenset[int]:
     chosen = {n % count for n in donate} if count else set()
-    donated, offset = set(), 0
+    donated: set[int] = set()
+    offset = 0
     for position, argument in zip(positions, dynamic_args, strict=True):
         leaves = len(jax.tree.leaves(argument))
         if position in chosen:
@@ -205,7 +206,7 @@ def _aliases(
     taken: set[int] = set()
     first = 0
     for argument, argument_name in zip(arguments, names, strict=True):
-        structure = jax.tree.structure(argument)
+        structure: Any = jax.tree.structure(argument)
         size = structure.num_leaves
         for part, offset in zip(parts, offsets, strict=True):
             if (
@@ -226,8 +227,8 @@ def _aliases(
                     for a, b in drift
                 )
                 raise TraceError(
-                    f"state `{argument_name}` of `{name}` comes back changed, so it can be neither donated nor kept on one "
-                    f"sharding, and the second step would compile again:\n{lines}\nCast or reshape these leaves in the "
+                    f"state `{argument_name}` of `{name}` comes back changed, so it can be neither donated nor kept "
+                    f"on one sharding, and the second step would compile again:\n{lines}\nCast or reshape these leaves in the "
                     "step so that they come out as they went in."
                 )
             pairs += [(first + i, offset + i) for i in range(size)]

@@ -67,9 +67,7 @@ class Replay:
         if name in CALLS and CALLS[name] in params and name not in _KEPT_CALLS:
             jaxpr, consts = as_closed(params[CALLS[name]])
             return self.run(jaxpr, consts, operands, inner)
-        if name in _KEPT_CALLS:
-            changed = {"jaxpr": self._body(params["jaxpr"], inner)}
-        elif name == "scan":
+        if name in _KEPT_CALLS or name == "scan":
             changed = {"jaxpr": self._body(params["jaxpr"], inner)}
         elif name == "while":
             changed = {

@@ -133,7 +133,7 @@ class _Builder:
         trips = op.trips
         if op.primitive == "scan_slice":
             trips /= self._inner_trips(op)  # the stacked operand is resharded once, before the loop
-        for position, value in enumerate(op.operands):
+        for position in range(len(op.operands)):
             port = Port(node=node, places=options.operands[position])
             self.reads[op.index, position] = port
             self._read(op, position, port, tied=rule.follows, trips=trips)
