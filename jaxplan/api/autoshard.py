@@ -250,7 +250,8 @@ class ShardedStep:
                         return jax.jit(init_fn, out_shardings=shardings)(*args)
         raise ArgumentError(
             f"`{getattr(init_fn, '__name__', 'init_fn')}` makes a state that no planned argument of "
-            f"`{self._fn.__name__}` has the structure and shapes of. Plan the step first: step.plan(jax.eval_shape(init_fn, ...), batch_shapes)."
+            f"`{self._fn.__name__}` has the structure and shapes of. Plan the step first: "
+            "step.plan(jax.eval_shape(init_fn, ...), batch_shapes)."
         )
 
 

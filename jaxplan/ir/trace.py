@@ -228,8 +228,8 @@ def _aliases(
                 )
                 raise TraceError(
                     f"state `{argument_name}` of `{name}` comes back changed, so it can be neither donated nor kept "
-                    f"on one sharding, and the second step would compile again:\n{lines}\nCast or reshape these leaves in the "
-                    "step so that they come out as they went in."
+                    f"on one sharding, and the second step would compile again:\n{lines}\nCast or reshape "
+                    "these leaves in the step so that they come out as they went in."
                 )
             pairs += [(first + i, offset + i) for i in range(size)]
             taken |= set(range(offset, offset + size))
