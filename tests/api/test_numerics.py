@@ -1,0 +1,182 @@
+"""Every model's tiny config: three planned steps over eight devices equal three steps on one."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+import jaxplan
+import models
+
+STEPS = 3
+
+# Relative to the leaf's largest magnitude.  f32 carries 2^-24; what is summed over devices is summed in
+# another order, and Adam's division carries that on for three steps.
+F32_TOLERANCE = 1e-5
+
+# bf16 keeps 8 bits of mantissa: one rounding of a value is off by up to 2^-8 of it.
+BF16_ROUNDING = 2.0**-8
+
+MESHES = {
+    "8": (("data", 8),),
+    "4x2": (("data", 4), ("model", 2)),
+    "2x2x2": (("data", 2), ("fsdp", 2), ("model", 2)),
+}
+
+SEARCHES = ("fsdp", "megatron", "tensor_fsdp", "zero1", "ilp")
+
+VARIANTS = tuple(
+    (model, config)
+    for model in models.names()
+    for config in models.get(model).CONFIGS
+    if config.startswith("tiny") and config not in ("tiny", "tiny-bf16")
+)
+
+
+def mesh_of(name: str) -> Mesh:
+    """Over all the devices there are; `conftest` has forced eight."""
+    sizes = MESHES[name]
+    devices = np.array(jax.devices()[:8]).reshape([size for _, size in sizes])
+    return Mesh(devices, [axis for axis, _ in sizes])
+
+
+def as_host(tree: Any) -> Any:
+    return jax.tree.map(np.asarray, tree)
+
+
+@functools.cache
+def inputs(model: str, config_name: str) -> tuple[Any, tuple[Any, ...]]:
+    """The state at step 0 and the batches, in host memory: a donated copy leaves them as they are."""
+    module, config = models.get(model), models.get_config(model, config_name)
+    state = jax.jit(lambda key: module.init_state(config, key))(jax.random.key(0))
+    make = jax.jit(lambda key: module.make_batch(config, key))
+    return as_host(state), tuple(as_host(make(jax.random.key(1 + i))) for i in range(STEPS))
+
+
+def run(step: Any, state: Any, batches: Sequence[Any]) -> list[tuple[str, np.ndarray]]:
+    """Path and value of every leaf of the last state and of every step's metrics."""
+    metrics = []
+    for batch in batches:
+        state, numbers = step(state, batch)
+        metrics.append(numbers)
+    leaves = jax.tree.leaves_with_path({"state": state, "metrics": metrics})
+    return [(jax.tree_util.keystr(path), np.asarray(leaf, np.float64)) for path, leaf in leaves]
+
+
+@functools.cache
+def unsharded(model: str, config_name: str) -> list[tuple[str, np.ndarray]]:
+    state, batches = inputs(model, config_name)
+    return run(
+        jax.jit(models.get(model).make_train_step(models.get_config(model, config_name))), state, batches
+    )
+
+
+def distances(found: list[tuple[str, np.ndarray]], wanted: list[tuple[str, np.ndarray]]) -> dict[str, float]:
+    """The largest difference of every leaf, relative to its largest magnitude."""
+    assert [path for path, _ in found] == [path for path, _ in wanted]
+    return {
+        path: float(np.abs(a - b).max(initial=0.0) / max(np.abs(b).max(initial=0.0), 1e-30))
+        for (path, a), (_, b) in zip(found, wanted, strict=True)
+    }
+
+
+def cuts_state(plan: jaxplan.Plan) -> bool:
+    """Whether any parameter or optimizer moment is cut at all."""
+    return any(t.layout.shards(plan.axes) > 1 for t in plan.inputs if t.kind in ("parameter", "optimizer"))
+
+
+def planned(model: str, config_name: str, mesh_name: str, search: str) -> list[tuple[str, np.ndarray]]:
+    """The planned run; fails unless the plan cuts state, and the state comes back cut as it says."""
+    state, batches = inputs(model, config_name)
+
+    def sharded(memory_budget: int | None) -> tuple[Any, jaxplan.Plan]:
+        step = jaxplan.auto_shard(
+            models.get(model).make_train_step(models.get_config(model, config_name)),
+            mesh_of(mesh_name),
+            donate_argnums=0,
+            hardware="tpu-v5e",
+            memory_budget=memory_budget,
+            options={"search": search, "compare_templates": False},
+        )
+        return step, step.plan(state, batches[0])
+
+    step, plan = sharded(None)
+    if not cuts_state(plan):
+        # The whole state on every device is fastest for models as small as these: leave no room for it.
+        whole = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+        step, plan = sharded(plan.cost.peak_bytes - whole // 4)
+    assert plan.search == search
+    assert cuts_state(plan)
+    assert any(c.wire_bytes > 0 for c in plan.collectives)
+    shards = {t.path: t.layout.shards(plan.axes) for t in plan.inputs}
+
+    def checked_step(state: Any, batch: Any) -> tuple[Any, Any]:
+        after, metrics = step(state, batch)
+        for tensor, leaf in zip(plan.inputs, jax.tree.leaves(after), strict=False):
+            assert leaf.addressable_shards[0].data.size * shards[tensor.path] == leaf.size, tensor.path
+        return after, metrics
+
+    return run(checked_step, state, batches)
+
+
+def check_f32(model: str, config_name: str, mesh_name: str, search: str) -> None:
+    far = distances(planned(model, config_name, mesh_name, search), unsharded(model, config_name))
+    assert {path: d for path, d in far.items() if not d <= F32_TOLERANCE} == {}
+
+
+# The quick set: every model, every search and every mesh at least once.  `make test-slow` runs all of them.
+QUICK = {
+    ("gpt", "4x2", "megatron"), ("gpt", "2x2x2", "tensor_fsdp"),
+    ("llama", "4x2", "ilp"), ("llama", "4x2", "tensor_fsdp"),
+    ("lstm", "4x2", "fsdp"), ("lstm", "4x2", "megatron"),
+    ("mlp", "8", "zero1"), ("mlp", "4x2", "ilp"), ("mlp", "4x2", "tensor_fsdp"), ("mlp", "2x2x2", "megatron"),
+    ("moe", "4x2", "fsdp"), ("moe", "4x2", "megatron"),
+    ("resnet", "4x2", "zero1"), ("resnet", "8", "fsdp"),
+    ("vit", "4x2", "ilp"), ("vit", "4x2", "zero1"),
+}  # fmt: skip
+
+CASES = [
+    pytest.param(model, mesh, search, marks=() if (model, mesh, search) in QUICK else pytest.mark.slow)
+    for model in models.names()
+    for mesh in MESHES
+    for search in SEARCHES
+    if search != "tensor_fsdp" or mesh != "8"  # it needs two axes
+]
+
+
+@pytest.mark.parametrize(("model", "mesh", "search"), CASES)
+def test_three_planned_steps_equal_three_on_one_device(model: str, mesh: str, search: str) -> None:
+    check_f32(model, "tiny", mesh, search)
+
+
+@pytest.mark.parametrize(
+    ("model", "config_name"),
+    [
+        pytest.param(*variant, marks=() if variant == ("gpt", "tiny-scan-remat") else pytest.mark.slow)
+        for variant in VARIANTS
+    ],
+)
+def test_variants_of_the_models_too(model: str, config_name: str) -> None:
+    """Scanned and rematerialised layers, projections, bottlenecks."""
+    check_f32(model, config_name, "4x2", "fsdp")
+
+
+@pytest.mark.parametrize(
+    ("model", "search"),
+    [
+        pytest.param(model, search, marks=() if (model, search) == ("mlp", "megatron") else pytest.mark.slow)
+        for model in models.names()
+        for search in ("fsdp", "megatron")
+    ],
+)
+def test_bf16_within_its_own_rounding(model: str, search: str) -> None:
+    """Sharding moves a bf16 run no farther than bf16 itself moved it from the f32 run of the same state."""
+    own = distances(unsharded(model, "tiny-bf16"), unsharded(model, "tiny"))
+    far = distances(planned(model, "tiny-bf16", "4x2", search), unsharded(model, "tiny-bf16"))
+    assert {path: (d, own[path]) for path, d in far.items() if not d <= 2 * own[path] + BF16_ROUNDING} == {}
