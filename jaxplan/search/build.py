@@ -10,7 +10,7 @@ import numpy as np
 from ..cost import CostModel, materialised, source_values
 from ..ir import Graph, Op, live_intervals
 from ..ir.liveness import enclosing_stop
-from ..sharding import Rule, Strategies, all_places, pieces, reachable, reshard_table, strategies
+from ..sharding import UNREDUCED, Rule, Strategies, all_places, pieces, reachable, reshard_table, strategies
 from .problem import Edge, Node, StrategyProblem, Usage
 from .space import Port, Space, graph_rules
 
@@ -35,6 +35,10 @@ def build(
       max_strategies: of one operation; beyond it those with the least chance are not generated (see `_prune`).
     """
     return _Builder(graph, model, input_pins or {}, output_pins or {}, max_strategies).build(limit_bytes)
+
+
+_SUMS = frozenset({"add", "add_any"})
+"""Sums through which XLA itself delays an all_reduce (its pass AllReduceReassociate)."""
 
 
 class _Builder:
@@ -125,7 +129,7 @@ class _Builder:
                     self.reads[op.index, position] = port
                     self._read(op, position, port, tied=False, trips=op.trips)
             return
-        options = self._strategies(rule)
+        options = self._strategies(rule, pending=op.primitive in _SUMS)
         costs = self._op_cost(op, rule, options)
         node = self._node(costs, f"{op.primitive} at {op.source}")
         self.node_op[node] = op.index
@@ -145,10 +149,11 @@ class _Builder:
         start, stop = self.around[op.index][-1]
         return next(x.trips for x in self.graph.loops if (x.start, x.stop) == (start, stop)) or 1.0
 
-    def _strategies(self, rule: Rule) -> Strategies:
+    def _strategies(self, rule: Rule, *, pending: bool) -> Strategies:
         key = ("strategies", id(rule))
         if key not in self._cache:
-            options = strategies(rule, self.axes)
+            whole = all(dims == rule.results[0] for dims in rule.operands)
+            options = strategies(rule, self.axes, pending=pending and whole)
             self._cache[key] = _prune(options, self.cap)
         return self._cache[key]
 
@@ -228,10 +233,15 @@ class _Builder:
         self, tail: np.ndarray, head: np.ndarray, size: float, trips: float, tied: bool
     ) -> tuple[np.ndarray, np.ndarray | None]:
         if tied:
-            allowed = (tail[:, None, :] == head[None, :, :]).all(axis=2)
-            return np.zeros(allowed.shape), allowed
-        table = reshard_table(tail, head, size, self.axes, self.model.collective) * trips
-        allowed = reachable(tail, head)
+            # equal layouts; only what is pending may still be finished on the way
+            equal = tail[:, None, :] == head[None, :, :]
+            pending = np.broadcast_to((tail == UNREDUCED)[:, None, :], equal.shape)
+            allowed = (equal | pending).all(axis=2)
+            if not pending.any():
+                return np.zeros(allowed.shape), allowed
+        else:
+            allowed = reachable(tail, head)
+        table = np.where(allowed, reshard_table(tail, head, size, self.axes, self.model.collective) * trips, 0.0)
         return np.ascontiguousarray(table), None if allowed.all() else allowed
 
     def _outputs(self) -> dict[int, Port]:

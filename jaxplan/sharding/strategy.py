@@ -21,7 +21,8 @@ class Strategies:
     """All strategies of one operation.
 
     Attributes:
-      factors: `int16[n, n_axes]`, the factor that each axis cuts, or `NONE`.
+      factors: `int16[n, n_axes]`, the factor that each axis cuts, `NONE`, or `UNREDUCED` for an axis over which
+        operands and results are pending sums.
       operands, results: for each tensor its place array, `int8[n, n_axes]` (see `spec`).
       shares: `float64[n]`, the part of the operation's arithmetic that one device does.
     """
@@ -44,8 +45,11 @@ class Strategies:
         )
 
 
-def strategies(rule: Rule, axes: MeshAxes) -> Strategies:
+def strategies(rule: Rule, axes: MeshAxes, *, pending: bool = False) -> Strategies:
     """Every strategy of `rule` on the mesh that divides evenly; the fully replicated one comes first.
+
+    With `pending`, for a sum of two tensors: besides cutting a factor, an axis may leave both operands and the
+    result pending over it, so that they are reduced once, after the sum.
 
     A dimension made of several factors (a merged reshape dimension, major first) can only be cut at a minor
     factor when every more major factor of that dimension is cut completely: otherwise the local piece would
@@ -65,13 +69,15 @@ def strategies(rule: Rule, axes: MeshAxes) -> Strategies:
     ]
     tensors = rule.operands + rule.results
     rows = [row for row in itertools.product(*choices) if _representable(row, rule, axes, tensors)]
+    if pending:
+        rows += _pending_rows(rows, axes)
     factors = np.array(rows, np.int16).reshape(len(rows), n_axes)
     sizes = np.array([size for _, size in axes], np.float64)
     shares = 1.0 / np.where(factors >= 0, sizes, 1.0).prod(axis=1) if n_axes else np.ones(len(rows))
     return Strategies(
         factors=factors,
-        operands=tuple(_places(t, factors, rule.reduction, result=False) for t in rule.operands),
-        results=tuple(_places(t, factors, rule.reduction, result=True) for t in rule.results),
+        operands=tuple(_places(t, factors, frozenset()) for t in rule.operands),
+        results=tuple(_places(t, factors, rule.reduction) for t in rule.results),
         shares=shares,
     )
 
@@ -118,15 +124,25 @@ def _representable(row: tuple[int, ...], rule: Rule, axes: MeshAxes, tensors: tu
     return True
 
 
-def _places(tensor: Factors, factors: np.ndarray, reduction: frozenset[int], *, result: bool) -> np.ndarray:
+def _pending_rows(rows: list[tuple[int, ...]], axes: MeshAxes) -> list[tuple[int, ...]]:
+    """`rows` again with every non-empty choice of their idle axes left pending instead."""
+    found = []
+    for row in rows:
+        idle = [a for a, (f, (_, size)) in enumerate(zip(row, axes, strict=True)) if f == NONE and size > 1]
+        for count in range(1, len(idle) + 1):
+            for chosen in itertools.combinations(idle, count):
+                found.append(tuple(UNREDUCED if a in chosen else f for a, f in enumerate(row)))
+    return found
+
+
+def _places(tensor: Factors, factors: np.ndarray, reduction: frozenset[int]) -> np.ndarray:
     table_size = int(max([factors.max(initial=0), *(f for d in tensor for f in d), *reduction, 0])) + 2
     table = np.full(table_size, NONE, np.int8)
-    if result:
-        table[[*reduction]] = UNREDUCED
+    table[[*reduction]] = UNREDUCED
     for d, names in enumerate(tensor):
         for f in names:
             table[f] = d
-    return np.where(factors >= 0, table[factors], NONE).astype(np.int8)
+    return np.where(factors >= 0, table[factors], factors).astype(np.int8)
 
 
 def count(rule: Rule, axes: MeshAxes) -> int:
