@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ..errors import ConstraintError
 from ..ir import Leaf, Traced
 from ..search.build import Allowed
-from ..sharding import MeshAxes
+from ..sharding import MeshAxes, all_places
 
 Constraints = Mapping[str, Any]
 
@@ -61,10 +61,18 @@ def pins_of(
             faults.append(f"{pattern!r} matches no argument or result; did you mean {', '.join(near)}?")
     aliased_out = {o: i for i, o in traced.graph.aliases}
     for position, allowed in outputs.items():
-        if position in aliased_out and aliased_out[position] not in inputs:
-            inputs[aliased_out[position]] = (
-                allowed  # state keeps one sharding: a pin on its next value pins both
+        source = aliased_out.get(position)
+        if source is None:
+            continue
+        # state keeps one sharding: a pin on its next value pins both
+        both = _both(inputs.get(source, _anything), allowed)
+        if not both(all_places(traced.inputs[source].shape, axes)).any():
+            here, there = traced.inputs[source].path, traced.outputs[position].path
+            faults.append(
+                f"{here}: {said[here][0]!r} says {said[here][1]}, but {there} is its next value and "
+                f"{said[there][0]!r} says {said[there][1]}; state keeps one sharding: keep one of them"
             )
+        inputs[source] = both
     if faults:
         raise ConstraintError("constraints can't be met:\n  " + "\n  ".join(faults))
     return inputs, outputs
@@ -125,6 +133,10 @@ def _mask(pattern: str, wish: Any, leaf: Leaf, axes: MeshAxes) -> tuple[str, All
             if sizes[name] > 1:
                 fixed[index[name]] = d
     return "", _fixed_or_free(fixed, free_dims, len(axes))
+
+
+def _both(first: Allowed, second: Allowed) -> Allowed:
+    return lambda places: first(places) & second(places)
 
 
 def _anything(places: np.ndarray) -> np.ndarray:
