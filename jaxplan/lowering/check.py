@@ -7,6 +7,7 @@ partitioner's good right; one that costs a collective is pinned.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,10 +15,13 @@ import numpy as np
 
 from ..ir import Graph, Traced
 from ..plans import Constraint
-from ..sharding import UNREDUCED, Layout, MeshAxes, Rule, layout_of_places
+from ..sharding import UNREDUCED, Layout, MeshAxes, Rule, layout_of_places, reshard_steps
 from ..sharding.partitioner import Collective, Partitioned, partition
 from .constrain import finished, pin_values
-from .jit import lower_flat
+from .jit import SCOPE, lower_flat
+
+
+_SCOPED = re.compile(rf"\b{SCOPE}(\d+)\b")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +31,8 @@ class Checked:
     Attributes:
       constraints: all pins, those added here included.
       collectives: what the partitioner inserts, with the operation of each (-1: unknown).
-      unplanned: those of the collectives whose operation the decision has no communication at.
+      unplanned: those of the collectives that the decision has neither at that operation nor, of the same kind,
+        axes and bytes, anywhere (the partitioner may reshard one fused operation earlier or later).
       differing: values whose layout still differs from the decision, with the layout found.
       rounds: how often the step was lowered.
     """
@@ -62,16 +67,20 @@ def check(
       values, reads: the decided layout row of every value, and of every operand as it is read.
     """
     graph = traced.graph
-    expected = _communicating(graph, values, reads)
+    expected, moves = _communicating(graph, axes, values, reads)
     for round_number in range(1, max_rounds + 1):
         lowered = lower_flat(traced, constraints, mesh, inputs, outputs, platform=platform)
         text = lowered.compiler_ir("stablehlo").operation.get_asm(enable_debug_info=True)
         result = partition(text, while_trips=while_trips)
         differing = _differences(graph, axes, values, result)
         collectives = tuple((c, _operation(c.scope)) for c in result.collectives)
-        unplanned = tuple((c, op) for c, op in collectives if op not in expected and c.kind != "all_slice")
+        unplanned = tuple(
+            (c, op)
+            for c, op in collectives
+            if c.kind != "all_slice" and op not in expected and (c.kind, frozenset(c.axes), c.bytes) not in moves
+        )
         pinned = {c.site for c in constraints}
-        at_fault = _around(graph, {op for _, op in unplanned})
+        at_fault = _around(graph, {op for c, op in collectives if c.kind != "all_slice"})
         fresh = [v for v in differing if v in at_fault and graph.values[v].site not in pinned]
         if not fresh or round_number == max_rounds:
             break
@@ -87,26 +96,29 @@ def check(
 
 
 def _communicating(
-    graph: Graph, values: Mapping[int, np.ndarray], reads: Mapping[tuple[int, int], np.ndarray]
-) -> set[int]:
-    """Operations at which the decision itself communicates: pending sums, resharded operands, results."""
+    graph: Graph,
+    axes: MeshAxes,
+    values: Mapping[int, np.ndarray],
+    reads: Mapping[tuple[int, int], np.ndarray],
+) -> tuple[set[int], set[tuple[str, frozenset[str], int]]]:
+    """Operations at which the decision itself communicates, and its moves: (kind, axes, bytes)."""
     producers = graph.producers()
-    found = {producers[v] for v, row in values.items() if (row == UNREDUCED).any()} | {
-        producers[v] for v in graph.outputs
-    }
+    found = {producers[v] for v, row in values.items() if (row == UNREDUCED).any()}
+    found |= {producers[v] for v in graph.outputs}
+    moves = set()
     for (op, position), row in reads.items():
         value = graph.ops[op].operands[position]
         if value in values and not np.array_equal(values[value], row):
             found |= {op, producers[value]}
-    return found
+            for step in reshard_steps(values[value], row, graph.values[value].bytes, axes):
+                moves.add((step.kind, frozenset(step.axes), int(step.bytes)))
+    return found, moves
 
 
 def _operation(scope: str) -> int:
-    """The operation that a scope such as "jit(step)/jp12/dot_general" names; -1 for none."""
-    for part in reversed(scope.split("/")):
-        if part.startswith("jp") and part[2:].isdigit():
-            return int(part[2:])
-    return -1
+    """The operation that a scope names, "jit(step)/transpose(jvp(jaxplan12))/dot_general" for one; -1 for none."""
+    found = _SCOPED.findall(scope)
+    return int(found[-1]) if found else -1
 
 
 def _differences(

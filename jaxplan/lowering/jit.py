@@ -14,14 +14,18 @@ from ..sharding import Layout
 from .replay import Replay
 
 
+SCOPE = "jaxplan"
+"""Prefix of the `jax.named_scope` of every equation; profiles show it too, beside the user's own scopes."""
+
+
 def scopes_of(graph: Graph) -> dict[tuple[tuple[int, ...], int], str]:
-    """A name for every equation that the planner knows: "jp12" is operation 12 of the graph."""
+    """A name for every equation that the planner knows: "jaxplan12" is operation 12 of the graph."""
     names: dict[tuple[tuple[int, ...], int], str] = {}
     for op in graph.ops:
         for value in op.results:
             site = graph.values[value].site
             if site is not None and site.kind == "result" and op.primitive != "scan_stack":
-                names[site.frame, site.equation] = f"jp{op.index}"
+                names[site.frame, site.equation] = f"{SCOPE}{op.index}"
     return names
 
 
