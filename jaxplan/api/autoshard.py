@@ -36,6 +36,8 @@ class _Variant:
     ) -> None:
         self.traced, self.plan, self.target = traced, plan, target
         self.donate, self.has_kwargs = tuple(donate), has_kwargs
+        # Set by the first call with such arguments, so that later ones need no failed trace.
+        self.takes_explicit = False
         self._run = planned_function(traced, plan.constraints, target.mesh)
 
     @functools.cached_property
@@ -70,7 +72,7 @@ class _Variant:
     @functools.cached_property
     def jitted(self) -> Any:
         """jax.jit of the planned step over the dynamic arguments."""
-        if self.has_kwargs:  # jax.jit takes no in_shardings for keywords: they are placed by `place` first
+        if self.has_kwargs:  # jax.jit takes no in_shardings for keywords: `lower` states them with the shapes
             return jax.jit(self._named(), out_shardings=self.out_tree, donate_argnums=self.donate)
         return jax.jit(
             self._named(),
@@ -86,10 +88,47 @@ class _Variant:
         step.__name__ = step.__qualname__ = self.traced.name
         return step
 
-    def place(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments on the plan's shardings."""
+    @functools.cached_property
+    def jitted_with_keywords(self) -> Any:
+        """`jitted` called as (*args, kwargs): jax.jit takes in_shardings for positions alone."""
+
+        def step(*args: Any) -> Any:
+            return self.apply(*args[:-1], **args[-1])
+
+        step.__name__ = step.__qualname__ = self.traced.name
         args_shardings, kwargs_shardings = self.in_trees
-        return jax.device_put(args, args_shardings), jax.device_put(kwargs, kwargs_shardings)
+        return jax.jit(
+            step,
+            in_shardings=(*args_shardings, kwargs_shardings),
+            out_shardings=self.out_tree,
+            donate_argnums=self.donate,
+        )
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the step.  This is what every step of a training loop pays: nothing here looks at the leaves."""
+        try:
+            with outside_any_mesh():
+                if self.takes_explicit:
+                    args, kwargs = self._without_explicit(args, kwargs)
+                return self.jitted_with_keywords(*args, kwargs) if kwargs else self.jitted(*args)
+        except ValueError as error:
+            raise describe_misplaced(error, self.plan, self.in_trees, args, kwargs) from error
+
+    def _without_explicit(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arrays whose mesh axes are Explicit moved to the plan's shardings; the others as they are."""
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        if tree != self.traced.in_tree:
+            raise _OtherSignature
+        explicit = [i for i, leaf in enumerate(leaves) if is_explicit(jax.typeof(leaf))]
+        if any(leaves[i].shape != self.traced.jaxpr.invars[i].aval.shape for i in explicit):
+            raise _OtherSignature
+        shardings = jax.tree.leaves(self.in_trees)
+        moved = jax.device_put([leaves[i] for i in explicit], [shardings[i] for i in explicit])
+        for i, leaf in zip(explicit, moved, strict=True):
+            leaves[i] = leaf
+        return jax.tree.unflatten(tree, leaves)
 
     def lower(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         shapes, keyword_shapes = jax.tree.map(shape_of, (args, kwargs))
@@ -130,7 +169,7 @@ class ShardedStep:
     ) -> tuple[Hashable, tuple[Any, ...], dict[str, Any]]:
         """(static part, dynamic args, dynamic kwargs)."""
         if not self._static and not self._static_names:
-            return tuple(kwargs), args, kwargs
+            return tuple(sorted(kwargs)), args, kwargs
         positions = {n % len(args) for n in self._static if -len(args) <= n < len(args)} if args else set()
         fixed = tuple((i, args[i]) for i in sorted(positions))
         fixed_names = tuple((k, kwargs[k]) for k in self._static_names if k in kwargs)
@@ -143,7 +182,7 @@ class ShardedStep:
                 "tuple or a frozen dataclass, or make it a dynamic argument"
             ) from None
         return (
-            (fixed, fixed_names, tuple(dynamic)),
+            (fixed, fixed_names, tuple(sorted(dynamic))),
             tuple(a for i, a in enumerate(args) if i not in positions),
             dynamic,
         )
@@ -189,30 +228,17 @@ class ShardedStep:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         static, dynamic, dynamic_kwargs = self._split(args, kwargs)
         variant = self._last.get(static)
-        if variant is not None and not dynamic_kwargs:
+        if variant is not None:
             try:
-                if jax.sharding.get_abstract_mesh().empty:
-                    return variant.jitted(*dynamic)
-                with outside_any_mesh():
-                    return variant.jitted(*dynamic)
+                return variant.call(dynamic, dynamic_kwargs)
             except (_OtherSignature, _ExplicitArguments):
                 pass
-            except ValueError as error:
-                raise describe_misplaced(
-                    error, variant.plan, variant.in_trees, dynamic, dynamic_kwargs
-                ) from error
         variant = self._variant(args, kwargs)
-        with outside_any_mesh():
-            try:
-                if dynamic_kwargs or any(
-                    is_explicit(jax.typeof(x)) for x in jax.tree.leaves((dynamic, dynamic_kwargs))
-                ):
-                    dynamic, dynamic_kwargs = variant.place(dynamic, dynamic_kwargs)
-                return variant.jitted(*dynamic, **dynamic_kwargs)
-            except ValueError as error:
-                raise describe_misplaced(
-                    error, variant.plan, variant.in_trees, dynamic, dynamic_kwargs
-                ) from error
+        try:
+            return variant.call(dynamic, dynamic_kwargs)
+        except _ExplicitArguments:
+            variant.takes_explicit = True
+            return variant.call(dynamic, dynamic_kwargs)
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The Plan for these arguments: arrays or ShapeDtypeStructs; nothing is allocated."""
