@@ -21,8 +21,8 @@ from .reduce import reduce
 #: Sweeps over all nodes; a sweep that changes nothing ends the descent, most end within ten.
 MOST_SWEEPS = 50
 
-#: Moves that one repair may make for each node of the problem.
-REPAIRS_A_NODE = 4
+#: Peaks that one repair may bring down, one after the other.
+MOST_REPAIRS = 1000
 
 
 class Descent:
@@ -113,38 +113,43 @@ class Descent:
                 changed = True
         return changed
 
-    def repair(self) -> bool:
-        """Bring the worst peak down by the change that costs least for each byte, until all fit; say whether
-        they do.
-        """
+    def repair(self, deadline: float = math.inf) -> bool:
+        """Bring down the worst peak by the changes that cost least a byte, until all fit; say whether they do."""
         if self.limit is None:
             return True
-        for _ in range(REPAIRS_A_NODE * len(self.costs)):
+        for _ in range(MOST_REPAIRS):
             if not self.peaks or self.load.max() <= self.limit:
                 return True
-            peak = int(np.argmax(self.load))
-            need = int(self.load[peak]) - self.limit
-            best: tuple[float, int, int, int] | None = None
-            for node, segments in enumerate(self._segments):
-                used = next((u for start, stop, u in segments if start <= peak < stop), None)
-                if used is None:
-                    continue
-                now = self.chosen[node]
-                saved = used[now] - used
-                candidates = np.flatnonzero(saved > 0)
-                if not candidates.size:
-                    continue
+            if time.monotonic() > deadline or not self._lower(int(np.argmax(self.load))):
+                return False
+        return False
+
+    def _lower(self, peak: int) -> bool:
+        """Change nodes that are alive at a peak, the cheapest a byte first, until it fits; False if none helps."""
+        assert self.limit is not None
+        need = int(self.load[peak]) - self.limit
+        offers: list[tuple[float, int, int, int]] = []
+        for node, segments in enumerate(self._segments):
+            used = next((u for start, stop, u in segments if start <= peak < stop), None)
+            if used is None:
+                continue
+            saved = used[self.chosen[node]] - used
+            candidates = np.flatnonzero(saved > 0)
+            if candidates.size:
                 field = self.field(node)
-                rate = (field[candidates] - field[now]) / np.minimum(saved[candidates], need)
+                rate = (field[candidates] - field[self.chosen[node]]) / np.minimum(saved[candidates], need)
                 # Of two that cost as much a byte, the one that saves more.
                 at = int(np.lexsort((-saved[candidates], rate))[0])
-                found = float(rate[at]), -int(saved[candidates[at]]), node, int(candidates[at])
-                if best is None or found < best:
-                    best = found
-            if best is None:
-                return False
-            self.move(best[2], best[3])
-        return False
+                offers.append((float(rate[at]), -int(saved[candidates[at]]), node, int(candidates[at])))
+        stale: set[int] = set()
+        for _, _, node, strategy in sorted(offers):
+            if self.load[peak] <= self.limit:
+                break
+            # The rate of a node was reckoned before its neighbour changed.
+            if node not in stale:
+                self.move(node, strategy)
+                stale.update(other for other, _ in self._near[node])
+        return bool(offers)
 
     def descend(self, assignment: Sequence[int], deadline: float = math.inf) -> list[int]:
         """Settle from an assignment: down in cost, then within the limit, then down again without leaving
@@ -155,7 +160,7 @@ class Descent:
             for _ in range(MOST_SWEEPS):
                 if time.monotonic() > deadline or not self.sweep():
                     break
-            if self.repair():
+            if self.repair(deadline):
                 for _ in range(MOST_SWEEPS):
                     if time.monotonic() > deadline or not self.sweep():
                         break

@@ -32,7 +32,7 @@ import datetime
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,10 +41,11 @@ import numpy as np
 from ..errors import SolverError
 from .base import Incumbent, Progress, SearchResult, Termination
 from .descend import Descent
+from .dual import DualAscent, ascend, one_hot
 from .evaluate import evaluate
 from .problem import Bools, Floats, Ints, StrategyProblem
 from .program import Program, Timeline
-from .reduce import Reduction, reduce
+from .reduce import reduce
 
 #: Rows (4) added a round.
 ROWS_A_ROUND = 5
@@ -55,11 +56,28 @@ RELAXATION_ROUNDS = 12
 #: HiGHS works to absolute tolerances of 1e-6 and 1e-7: the objective is scaled to about this many units.
 OBJECTIVE_UNITS = 1e5
 
+#: ... but not a unit so small, against a cost that was reached, that a bound near zero would ask for.
+LEAST_UNIT = 1e-6
+
 #: A value of a relaxation this close to 1 is taken as 1: HiGHS' own tolerance on integers.
 INTEGRAL = 1e-6
 
 #: Seconds that the engine is given beyond its own time limit before it is left to itself.
 GRACE_S = 1.0
+
+#: Relaxations of more columns than this take HiGHS long enough to look for a core first.
+MOST_COLUMNS = 30_000
+
+#: The first core reaches this far over the bound, relatively; each next one four times as far.
+CORE_REACH, CORE_GROWTH = 1e-5, 4.0
+
+#: A core with more of the pairs than this is not worth the detour.
+CORE_SHARE = 0.5
+
+#: After so many cores the whole is solved: where nothing is feasible, no core ever tells.
+MOST_CORES = 8
+
+_NONE = np.zeros(0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,9 +85,11 @@ class Answer:
     """What one run of the engine said: values of the x columns, a bound in the objective's own unit.
 
     `proved` says that the values are optimal within the gap asked for; `infeasible` that there are none.
+    `prices` are what one unit more in each row would save (relaxations only).
     """
 
     values: Floats
+    prices: Floats
     bound: float
     proved: bool
     infeasible: bool
@@ -114,14 +134,16 @@ class Engine:
         reason, reasons = result.termination.reason, mathopt.TerminationReason
         # Every column is bounded, so that "infeasible or unbounded" can only be the former.
         if reason in (reasons.INFEASIBLE, reasons.INFEASIBLE_OR_UNBOUNDED):
-            return Answer(values=np.zeros(0), bound=math.inf, proved=True, infeasible=True)
+            return Answer(values=_NONE, prices=_NONE, bound=math.inf, proved=True, infeasible=True)
         if reason not in (reasons.OPTIMAL, reasons.FEASIBLE, reasons.NO_SOLUTION_FOUND):
             raise SolverError(f"HiGHS stopped with {reason.name}: {result.termination.detail or 'no detail'}")
         if not result.has_primal_feasible_solution() or (relaxed and reason is not reasons.OPTIMAL):
             raise OutOfTime
         values = np.array(result.variable_values(variables))
         bound = float(result.termination.objective_bounds.dual_bound) * unit
-        return Answer(values=values, bound=bound, proved=reason is reasons.OPTIMAL, infeasible=False)
+        prices = -np.array(result.dual_values(list(model.linear_constraints()))) * unit if relaxed else _NONE
+        proved = reason is reasons.OPTIMAL
+        return Answer(values=values, prices=prices, bound=bound, proved=proved, infeasible=False)
 
     def _in_thread(self, call: Any) -> Any:
         """Run a blocking call so that Ctrl-C and the deadline are still heeded here, if not by the call."""
@@ -195,8 +217,8 @@ def solve(
         reduction = reduce(problem)
         if reduction.infeasible:
             return best.result(Termination.INFEASIBLE, reduction.infeasible)
-        search = _Search(reduction, best, Engine(deadline=deadline, seed=seed), relative_gap)
-        if not search.relax():
+        engine = Engine(deadline=deadline, seed=seed)
+        if not _Search(reduction.problem, reduction.lift, best, engine, relative_gap).run():
             reason = f"no assignment keeps every time step within {problem.limit_bytes} bytes"
             return best.result(Termination.INFEASIBLE, reason)
         return best.result(Termination.OPTIMAL)
@@ -207,33 +229,95 @@ def solve(
 
 
 class _Search:
-    """The state that the relaxations hand on to the exact rounds."""
+    """The state that the relaxations hand on to the exact rounds, for the whole reduced problem or a core of
+    it.
 
-    def __init__(self, reduction: Reduction, best: Incumbent, engine: Engine, relative_gap: float) -> None:
-        self.reduction, self.small = reduction, reduction.problem
-        self.best, self.engine, self.relative_gap = best, engine, relative_gap
-        self.descent, self.timeline = Descent(self.small), Timeline(self.small)
+    Bounds found in a core hold for the whole up to `ceiling_s`, the cost that the core was cut at.
+    """
+
+    def __init__(
+        self,
+        small: StrategyProblem,
+        lift: Callable[[Sequence[int]], Sequence[int]],
+        best: Incumbent,
+        engine: Engine,
+        relative_gap: float,
+        ceiling_s: float = math.inf,
+    ) -> None:
+        self.small, self.lift = small, lift
+        self.best, self.engine, self.relative_gap, self.ceiling_s = best, engine, relative_gap, ceiling_s
+        self.descent, self.timeline = Descent(small), Timeline(small)
         self.rows: list[int] = []
+        self.prices: dict[int, float] = {}
         self.unit_s = 1.0
 
-    def relax(self) -> bool:
+    def run(self) -> bool:
+        """Close the gap; False when nothing is feasible."""
+        self._raise_bound(_least_sum(self.small))
+        self._offer_near([int(np.argmin(node.costs_s)) for node in self.small.nodes])
+        if self.best.closed(self.relative_gap):
+            return True
+        program = Program(self.small, range(len(self.small.nodes)))
+        if program.columns > MOST_COLUMNS and math.isinf(self.ceiling_s):
+            return self._narrow(program)
+        return self._relax(program)
+
+    def _narrow(self, program: Program) -> bool:
+        """Solve ever larger cores, until one holds a solution under the cost that it was cut at; else the whole."""
+        reached = abs(evaluate(self.small, self.descent.chosen).objective_s) or 1.0
+        dual, reach = DualAscent(self.small), max(CORE_REACH, self.relative_gap / 2)
+        for _ in range(MOST_CORES):
+            chosen = ascend(dual, self.best, self.relative_gap, self.engine.deadline)
+            self._offer_near(chosen)
+            if self.best.closed(self.relative_gap):
+                return True
+            bound_s = dual.bound_s()
+            target_s = min(bound_s + reach * max(abs(bound_s), LEAST_UNIT * reached), self.best.objective_s)
+            cut = dual.core(target_s)
+            if cut is not None and _entries(cut[0]) > CORE_SHARE * _entries(self.small):
+                break
+            if cut is None or not self._solve_core(dual, *cut, target_s):
+                self._raise_bound(target_s)
+            if self.best.closed(self.relative_gap):
+                return True
+            if time.monotonic() > self.engine.deadline:
+                raise OutOfTime
+            reach *= CORE_GROWTH
+        return self._relax(program)
+
+    def _solve_core(self, dual: DualAscent, core: StrategyProblem, left: list[Ints], target_s: float) -> bool:
+        """Solve a core and take over its memory prices; False when it has no solution."""
+        reduction = reduce(core)
+        if reduction.infeasible:
+            return False
+
+        def lift(chosen: Sequence[int]) -> Sequence[int]:
+            inside = reduction.lift(chosen)
+            return self.lift([int(kept[strategy]) for kept, strategy in zip(left, inside, strict=True)])
+
+        search = _Search(reduction.problem, lift, self.best, self.engine, self.relative_gap, target_s)
+        feasible = search.run()
+        for peak, price_s in search.prices.items():
+            dual.set_price(int(reduction.time_steps[peak]), price_s)
+        if feasible:
+            # Solved to the end: what costs less than the target is optimal, else nothing costs less.
+            self._raise_bound(min(target_s, self.best.objective_s * (1 - self.relative_gap)))
+        return feasible
+
+    def _relax(self, program: Program) -> bool:
         """Relaxations with ever more memory rows, then the exact rounds; False when nothing is feasible."""
-        small = self.small
-        self.best.raise_bound(_least_sum(small))
-        self._offer_near([int(np.argmin(node.costs_s)) for node in small.nodes])
-        reached = evaluate(small, self.descent.chosen).objective_s
-        self.unit_s = (abs(reached) or 1.0) / OBJECTIVE_UNITS
-        program = Program(small, range(len(small.nodes)))
+        reached = abs(evaluate(self.small, self.descent.chosen).objective_s) or 1.0
+        self.unit_s = reached / OBJECTIVE_UNITS
+        fixed = sum(block.lower.size for block in program.blocks)
         for _ in range(RELAXATION_ROUNDS):
             answer = self.engine.run(program, unit=self.unit_s, relaxed=True)
             if answer.infeasible:
                 return False
-            self.best.raise_bound(answer.bound)
+            self._raise_bound(answer.bound)
+            self.prices = dict(zip(self.rows, answer.prices[fixed:].tolist(), strict=True))
             # A local search may start far above the optimum: the relaxation is the better measure of the
             # objective.
-            self.unit_s = (
-                answer.bound if answer.bound > self.unit_s else abs(reached) or 1.0
-            ) / OBJECTIVE_UNITS
+            self.unit_s = max(answer.bound, reached * LEAST_UNIT) / OBJECTIVE_UNITS
             chosen = program.choice(answer.values)
             self._offer_near(chosen.tolist())
             if self.best.closed(self.relative_gap):
@@ -279,8 +363,8 @@ class _Search:
                 chosen[part] = program.choice(known[key].values)
                 bound += known[key].bound
                 proved &= known[key].proved
-            self.best.raise_bound(bound)
-            over = self._overflows(self._one_hot(chosen))
+            self._raise_bound(bound)
+            over = self._overflows(one_hot(self.small, chosen))
             if not over and proved:
                 self._offer(chosen.tolist())
                 return True
@@ -293,25 +377,22 @@ class _Search:
             covers += [(peak, chosen) for peak in over if peak in self.rows]
             self.rows += [peak for peak in over if peak not in self.rows]
 
+    def _raise_bound(self, bound_s: float) -> None:
+        self.best.raise_bound(min(bound_s, self.ceiling_s))
+
     def _offer(self, chosen: Sequence[int]) -> None:
         claimed_s = evaluate(self.small, chosen).objective_s
-        if not self.best.offer(self.reduction.lift(chosen), claimed_s):
+        if not self.best.offer(self.lift(chosen), claimed_s):
             raise SolverError("HiGHS returned an assignment that breaks the problem's own rules")
 
     def _offer_near(self, chosen: Sequence[int]) -> None:
-        self.best.offer(self.reduction.lift(self.descent.descend(chosen, self.engine.deadline)))
+        self.best.offer(self.lift(self.descent.descend(chosen, self.engine.deadline)))
 
     def _overflows(self, values: Floats) -> list[int]:
         if self.small.limit_bytes is None:
             return []
         alive = self.timeline.bytes_at_peaks(values)
         return self.timeline.worst(alive, self.small.limit_bytes, ROWS_A_ROUND)
-
-    def _one_hot(self, chosen: Ints) -> Floats:
-        sizes = np.array([node.costs_s.size for node in self.small.nodes], dtype=np.int64)
-        values = np.zeros(int(sizes.sum()))
-        values[np.cumsum(sizes) - sizes + chosen] = 1.0
-        return values
 
 
 def _parts(problem: StrategyProblem, rows: Sequence[int]) -> list[list[int]]:
@@ -334,6 +415,13 @@ def _parts(problem: StrategyProblem, rows: Sequence[int]) -> list[list[int]]:
     for node in range(len(root)):
         parts.setdefault(find(node), []).append(node)
     return list(parts.values())
+
+
+def _entries(problem: StrategyProblem) -> int:
+    """How many pairs the edges allow."""
+    return sum(
+        edge.costs_s.size if edge.allowed is None else int(edge.allowed.sum()) for edge in problem.edges
+    )
 
 
 def _least_sum(problem: StrategyProblem) -> float:

@@ -20,10 +20,12 @@ class Peaks:
     """The peaks in the order of time: `constant_bytes[p]` alive at peak p in any case, and what depends on a
     choice.
 
+    `time_steps[p]` is the time step of the problem that peak p stands for.
     `usages[node]` are (start, stop, bytes): alive at the peaks start <= p < stop, by the strategy of the
     node. `overflow` is the first time step at which not even the least choices fit, None when there is none.
     """
 
+    time_steps: Ints
     constant_bytes: Ints
     usages: dict[int, list[tuple[int, int, Ints]]]
     overflow: int | None
@@ -34,18 +36,23 @@ class Peaks:
         return _profile([(a, b) for a, b, _ in own], [u for _, _, u in own], size)[1]
 
 
+_NO_PEAKS = Peaks(
+    time_steps=np.zeros(0, np.int64), constant_bytes=np.zeros(0, np.int64), usages={}, overflow=None
+)
+
+
 def find_peaks(problem: StrategyProblem, graph: Contraction, limit_bytes: int | None) -> Peaks:
     """The peaks of the contracted graph under a limit; all local maxima when the limit is -1, none when
     None.
     """
     if limit_bytes is None:
-        return Peaks(constant_bytes=np.zeros(0, np.int64), usages={}, overflow=None)
+        return _NO_PEAKS
     bounds = np.array([(u.start, u.stop) for u in problem.usages], dtype=np.int64).reshape(-1, 2)
     times, where = np.unique(bounds, return_inverse=True)
     spans = [(int(a), int(b)) for a, b in where.reshape(-1, 2)]
     steps = times.size
     if not steps:
-        return Peaks(constant_bytes=np.zeros(0, np.int64), usages={}, overflow=None)
+        return _NO_PEAKS
     base, varying = _split(problem, graph, spans)
     constant = np.zeros(steps, dtype=np.int64)
     np.add.at(constant, where.reshape(-1, 2)[:, 0], base)
@@ -85,7 +92,10 @@ def find_peaks(problem: StrategyProblem, graph: Contraction, limit_bytes: int | 
             if (used > least_used).any():
                 usages.setdefault(node, []).append((start, stop, used - least_used))
     return Peaks(
-        constant_bytes=constant_bytes, usages=usages, overflow=int(times[over[0]]) if over.size else None
+        time_steps=times[kept],
+        constant_bytes=constant_bytes,
+        usages=usages,
+        overflow=int(times[over[0]]) if over.size else None,
     )
 
 

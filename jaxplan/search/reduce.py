@@ -17,7 +17,7 @@ import numpy as np
 
 from .contract import Contraction, WipeOut
 from .peaks import Peaks, find_peaks
-from .problem import Bools, Edge, Floats, Node, StrategyProblem, Usage
+from .problem import Bools, Edge, Floats, Ints, Node, StrategyProblem, Usage
 
 #: Minimising out a node of degree 2 makes one table of its neighbours' sizes: not over so many sums, nor
 #: entries.
@@ -29,18 +29,22 @@ MOST_DIFFERENCES = 20_000_000
 #: Each round pays for itself or ends the loop; what is left after so many is worth no more.
 MOST_ROUNDS = 8
 
+_NONE = np.zeros(0, dtype=np.int64)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reduction:
     """`problem` is equivalent to the `original`, unless `infeasible` says why nothing satisfies it.
 
-    The last node of `problem` has one strategy: it carries what is paid and alive in any case.
+    The last node of `problem` has one strategy: it carries what is paid and alive in any case.  Its time step
+    p stands for the original's `time_steps[p]`.
     """
 
     original: StrategyProblem
     problem: StrategyProblem
     infeasible: str
     kept: tuple[int, ...]
+    time_steps: Ints
     graph: Contraction
 
     def lift(self, assignment: Sequence[int]) -> tuple[int, ...]:
@@ -82,12 +86,15 @@ def reduce(problem: StrategyProblem, *, for_peak: bool = False) -> Reduction:
         problem=_emit(problem, graph, peaks, kept, None if for_peak else limit),
         infeasible="",
         kept=kept,
+        time_steps=peaks.time_steps,
         graph=graph,
     )
 
 
 def _give_up(problem: StrategyProblem, graph: Contraction, reason: str) -> Reduction:
-    return Reduction(original=problem, problem=problem, infeasible=reason, kept=(), graph=graph)
+    return Reduction(
+        original=problem, problem=problem, infeasible=reason, kept=(), time_steps=_NONE, graph=graph
+    )
 
 
 def _emit(
