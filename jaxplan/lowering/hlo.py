@@ -15,7 +15,8 @@ from typing import Any
 
 from ..errors import ArgumentError
 from ..sharding import MeshAxes
-from .replica_groups import axes_of_groups, axes_of_pairs, groups_of
+from ..sharding.groups import axes_of_groups, axes_of_pairs
+from .replica_groups import groups_of, pairs_of
 
 _COMPUTATION = re.compile(r"(?:ENTRY )?%?([\w.-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([\w.-]+) = ")
@@ -131,7 +132,7 @@ def compiled_collectives(
             kind = "reduce_scatter"
         size = sum(_bytes(run.siblings[name].type) for name in instruction.operands if name in run.siblings)
         if kind == "collective_permute":
-            axes = axes_of_pairs(instruction.rest, mesh_axes)
+            axes = axes_of_pairs(pairs_of(instruction.rest), mesh_axes)
         else:
             groups = groups_of(instruction.rest, n_devices)
             axes = axes_of_groups(groups, mesh_axes)

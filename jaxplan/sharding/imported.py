@@ -29,6 +29,9 @@ def as_xla_imports(module: Any) -> None:
     }
     with module.context:
         inlined: set[str] = set()
+        for op in nested(functions["main"]):
+            # the name alone, without the traceback: it is read several times, and written out in full each time
+            op.location = ir.Location.name(scope_of(op.location))
         _inline_calls("main", functions, inlined)
         for op in [op for op in nested(functions["main"]) if op.name == "stablehlo.broadcast_in_dim"]:
             _reshape_instead(op)

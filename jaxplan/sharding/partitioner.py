@@ -12,9 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
+
 from .._jax import module_text, parse_module, run_passes
 from .combined import reassociated, users_of, without_repeats
 from .contested import settle_contractions
+from .groups import axes_of_groups, axes_of_pairs
 from .imported import as_xla_imports
 from .mlir import (
     Dims,
@@ -87,7 +90,7 @@ class Partitioned:
     """A partitioned program.
 
     Attributes:
-      collectives, ops: in program order.
+      collectives, ops: in program order; collectives written in `shard_map` included.
       input_layouts, output_layouts: of the step's arguments (those that it uses) and results.
       warnings: what had to be assumed, and reshards that no collective expresses.
     """
@@ -172,6 +175,8 @@ def _collectives(visits: Sequence[Visit], sizes: dict[str, int]) -> Iterable[Col
             if scattered:
                 fused.update(s.results[0] for s in slices)
             yield from _all_reduce(visit, scattered, sizes)
+        elif name in _WRITTEN:
+            yield _written(visit, sizes)
         elif name in _SDY and visit.results[0] not in fused:
             for collective in _SDY[name](visit, sizes):
                 yield replace(collective, scope=_consumer_scope(visit, users))
@@ -240,6 +245,22 @@ def _all_to_all(visit: Visit, sizes: dict[str, int]) -> Iterable[Collective]:
         yield _collective(visit, "all_to_all", axes_in(entry), size, sizes)
 
 
+def _written(visit: Visit, sizes: dict[str, int]) -> Collective:
+    """A collective that the user wrote, in `shard_map`: its groups are devices, its shapes local."""
+    kind = _WRITTEN[visit.op.name]
+    mesh_axes = tuple(sizes.items())
+    attributes = visit.op.attributes
+    if kind == "collective_permute":
+        axes = axes_of_pairs(np.array(attributes["source_target_pairs"]), mesh_axes)
+    else:
+        axes = axes_of_groups(np.array(attributes["replica_groups"]), mesh_axes)
+    gathered = kind == "all_gather"
+    values = visit.op.results if gathered else visit.op.operands
+    layouts = visit.layouts if gathered else visit.operand_layouts
+    size = sum(local_bytes(v, layout, sizes) for v, layout in zip(values, layouts, strict=True))
+    return _collective(visit, kind, axes, size, sizes)
+
+
 def _permute(visit: Visit, sizes: dict[str, int]) -> Iterable[Collective]:
     before, after = visit.operand_layouts[0], visit.layouts[0]
     changed = [(*a, *b) for a, b in zip(before, after, strict=True) if a != b]
@@ -257,6 +278,15 @@ _SDY = {
 }
 
 
+_WRITTEN: dict[str, CollectiveKind] = {
+    "stablehlo.all_reduce": "all_reduce",
+    "stablehlo.all_gather": "all_gather",
+    "stablehlo.reduce_scatter": "reduce_scatter",
+    "stablehlo.all_to_all": "all_to_all",
+    "stablehlo.collective_permute": "collective_permute",
+}
+
+
 def _collective(
     visit: Visit, kind: CollectiveKind, axes: tuple[str, ...], size: int, sizes: dict[str, int]
 ) -> Collective:
@@ -264,7 +294,7 @@ def _collective(
     shape, element_type = shape_of(visit.op.results[0])
     return Collective(
         kind=kind,
-        axes=tuple(sorted(axes, key=lambda axis: (order[axis.partition(":")[0]], axis))),
+        axes=tuple(sorted(axes, key=lambda axis: (order.get(axis.partition(":")[0], -1), axis))),
         bytes=size,
         trips=visit.trips,
         scope=visit.scope,

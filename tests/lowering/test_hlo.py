@@ -17,7 +17,8 @@ from jax.sharding import PartitionSpec as P
 
 from jaxplan.errors import ArgumentError
 from jaxplan.lowering.hlo import compiled_collectives, compiled_memory, estimated_cycles
-from jaxplan.lowering.replica_groups import axes_of_groups, axes_of_pairs, groups_of
+from jaxplan.lowering.replica_groups import groups_of, pairs_of
+from jaxplan.sharding.groups import axes_of_groups, axes_of_pairs
 
 AXES = (("data", 4), ("model", 2))
 
@@ -79,9 +80,9 @@ def test_groups_that_no_axes_make_are_not_given_a_name(groups: list[list[int]]) 
 
 def test_pairs_name_the_axes_along_which_they_move() -> None:
     ring = ",".join(f"{{{d},{(d + 2) % 8}}}" for d in range(8))
-    assert axes_of_pairs(f"source_target_pairs={{{ring}}}", AXES) == ("data",)
-    assert axes_of_pairs("source_target_pairs={{0,1},{1,0}}", AXES) == ("model",)
-    assert axes_of_pairs("source_target_pairs={{1,2},{2,1}}", AXES) == ("data", "model")
+    assert axes_of_pairs(pairs_of(f"source_target_pairs={{{ring}}}"), AXES) == ("data",)
+    assert axes_of_pairs(pairs_of("source_target_pairs={{0,1},{1,0}}"), AXES) == ("model",)
+    assert axes_of_pairs(pairs_of("source_target_pairs={{1,2},{2,1}}"), AXES) == ("data", "model")
 
 
 LOOP = """HloModule step

@@ -260,6 +260,27 @@ def test_a_weight_is_sliced_once_before_the_loop_that_wants_its_slice(mesh_4x2: 
     assert not compiled_collectives(low.compile().as_text(), AXES)
 
 
+def test_collectives_written_in_shard_map_are_counted(mesh_4x2: Mesh) -> None:
+    def local(x: Any, w: Any) -> Any:
+        whole = jax.lax.all_gather(dot(x, w), "data", tiled=True)
+        part = jax.lax.psum_scatter(jnp.tanh(whole), "data", tiled=True)
+        swapped = jax.lax.all_to_all(x, "data", 1, 0, tiled=True)
+        turned = jax.lax.ppermute(swapped, "data", [(i, (i + 1) % 4) for i in range(4)])
+        return jax.lax.psum(part, "model"), turned
+
+    spread = jax.shard_map(
+        local, mesh=mesh_4x2, in_specs=(P("data", "model"), P("model")), out_specs=(P("data"), P("data", "model")),
+        check_vma=False,
+    )  # fmt: skip
+    low = lowered(
+        spread, mesh_4x2, (P("data", "model"), P("model")), (P("data"), P("data", "model")), SQUARE, SQUARE
+    )
+    found = partition(low.compiler_ir("stablehlo")).collectives
+    compiled = compiled_collectives(low.compile().as_text(), AXES)
+    assert len(found) == 5
+    assert volumes(found, scatter=True) == volumes(compiled, scatter=True)
+
+
 def test_an_all_reduce_over_two_axes_sliced_over_one_is_split(mesh_4x2: Mesh) -> None:
     low = lowered(
         dot, mesh_4x2, (P(None, ("data", "model")), P(("data", "model"))), P("data"), SQUARE, SQUARE
