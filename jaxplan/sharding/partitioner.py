@@ -31,6 +31,7 @@ from .mlir import (
     numpy_name,
     shape_of,
 )
+from .spec import MeshAxes
 
 CollectiveKind = Literal[
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute", "all_slice"
@@ -42,6 +43,7 @@ _RESHARDS = (
     "func.func(sdy-reshard-to-collectives)",
 )
 _RULES = ("func.func(sdy-populate-op-sharding-rules)",)
+_AXIS_NAME = re.compile(r'axis_ref<name = "([^"]+)"')
 _RULE = re.compile(r"#sdy\.op_sharding_rule<(.*)>$")
 
 
@@ -253,12 +255,18 @@ def _written(visit: Visit, sizes: dict[str, int]) -> Collective:
     if kind == "collective_permute":
         axes = axes_of_pairs(np.array(attributes["source_target_pairs"]), mesh_axes)
     else:
-        axes = axes_of_groups(np.array(attributes["replica_groups"]), mesh_axes)
+        axes = _group_axes(attributes["replica_groups"], mesh_axes)
     gathered = kind == "all_gather"
     values = visit.op.results if gathered else visit.op.operands
     layouts = visit.layouts if gathered else visit.operand_layouts
     size = sum(local_bytes(v, layout, sizes) for v, layout in zip(values, layouts, strict=True))
     return _collective(visit, kind, axes, size, sizes)
+
+
+def _group_axes(groups: Any, mesh_axes: MeshAxes) -> tuple[str, ...]:
+    # jax 0.12 writes the axes themselves, 0.10 a table of devices
+    named = tuple(_AXIS_NAME.findall(str(groups)))
+    return named or axes_of_groups(np.array(groups), mesh_axes)
 
 
 def _permute(visit: Visit, sizes: dict[str, int]) -> Iterable[Collective]:
