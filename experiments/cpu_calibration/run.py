@@ -87,7 +87,11 @@ def local_rates(mesh: Mesh) -> dict[str, Any]:
 
     size = 2**24  # 64 MiB a device: beyond any cache
     streamed = seconds_an_iteration(
-        lambda x: jax.lax.optimization_barrier(x + 1.0), jnp.ones(N_DEVICES * size, jnp.float32), mesh, 8, busy_s
+        lambda x: jax.lax.optimization_barrier(x + 1.0),
+        jnp.ones(N_DEVICES * size, jnp.float32),
+        mesh,
+        8,
+        busy_s,
     )
 
     def arithmetic(x: jax.Array) -> jax.Array:  # 16 polynomial steps on what stays in cache: 32 operations
@@ -97,8 +101,11 @@ def local_rates(mesh: Mesh) -> dict[str, Any]:
         return y
 
     cached = 2**14
-    vector = seconds_an_iteration(arithmetic, jnp.full(N_DEVICES * cached, 0.25, jnp.float32), mesh, 512, busy_s)
-    small = jnp.full((8, 8), 0.125, jnp.float32)  # a product: XLA would compile elementwise loops into one kernel
+    vector = seconds_an_iteration(
+        arithmetic, jnp.full(N_DEVICES * cached, 0.25, jnp.float32), mesh, 512, busy_s
+    )
+    # A product: XLA would compile an elementwise loop into one kernel.
+    small = jnp.full((8, 8), 0.125, jnp.float32)
     tiny = seconds_an_iteration(
         functools.partial(jnp.matmul, b=small), jnp.ones((N_DEVICES * 8, 8), jnp.float32), mesh, 2048, busy_s
     )
@@ -136,7 +143,8 @@ def collectives() -> list[dict[str, Any]]:
                 trips = 64 if size < 2**18 else 8
                 seconds = seconds_an_iteration(collective(kind, n), x, mesh, trips)
                 rows.append({"kind": kind, "devices": n, "bytes": size, "seconds": seconds})
-            print(f"  {kind} over {n}: " + ", ".join(f"{r['seconds'] * 1e6:.0f}" for r in rows[-len(COLLECTIVE_BYTES) :]) + " us")
+            timed = ", ".join(f"{row['seconds'] * 1e6:.0f}" for row in rows[-len(COLLECTIVE_BYTES) :])
+            print(f"  {kind} over {n}: {timed} us")
     return rows
 
 
@@ -171,7 +179,9 @@ def fitted(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> None:
     if len(jax.devices()) < N_DEVICES:
-        raise SystemExit(f"needs {N_DEVICES} devices, jax has {len(jax.devices())}: see XLA_FLAGS in this file")
+        raise SystemExit(
+            f"needs {N_DEVICES} devices, jax has {len(jax.devices())}: see XLA_FLAGS in this file"
+        )
     mesh = Mesh(np.array(jax.devices()[:N_DEVICES]), ("d",))
     print(f"One of {N_DEVICES} forced host devices on {len(os.sched_getaffinity(0))} cores")
     local = local_rates(mesh)
