@@ -10,11 +10,11 @@ from typing import Any
 from ..cost import CostModel, MemoryProfile, materialised, simulate_memory
 from ..errors import RuleError
 from ..ir import Traced
-from ..lowering import Checked, check, planned_constraints
+from ..lowering import Checked, check, planned_constraints, resolve_orders
 from ..search import SearchResult, Termination, solve
 from ..search.build import Allowed, build
 from ..search.space import Decision, Space, decide
-from ..sharding import Layout, layout_of_places
+from ..sharding import Layout
 from .meshes import Target
 from .options import Options
 from .templates import input_kinds, template_pins
@@ -132,19 +132,22 @@ class Pipeline:
     def checked(self, name: str, found: Found) -> Candidate:
         """`found` lowered and taken through the partitioner."""
         graph, axes, decision = self.traced.graph, self.target.axes, found.decision
+        orders = resolve_orders(
+            graph, self.rules, axes, decision.values, decision.reads, decision.outputs, decision.factors
+        )
         inputs = tuple(
-            layout_of_places(decision.values[v], len(graph.values[v].shape), axes) for v in graph.inputs
+            orders.layout("value", v, 0, decision.values[v], len(graph.values[v].shape)) for v in graph.inputs
         )
         outputs = tuple(
-            layout_of_places(decision.outputs[p], len(graph.values[v].shape), axes)
+            orders.layout("output", p, 0, decision.outputs[p], len(graph.values[v].shape))
             if p in decision.outputs
             else Layout(dims=((),) * len(graph.values[v].shape))
             for p, v in enumerate(graph.outputs)
         )
         self.say(f"checking {name} against the partitioner")
         checked = check(
-            self.traced, self.rules, axes, self._lowering_mesh(), inputs, outputs, decision.values,
-            planned_constraints(graph, axes, decision.values, decision.reads),
+            self.traced, orders, axes, self._lowering_mesh(), inputs, outputs, decision.values,
+            planned_constraints(graph, decision.values, decision.reads, orders),
             reads=decision.reads, platform=self.target.platform, while_trips=self.options.while_trips,
         )  # fmt: skip
         return Candidate(

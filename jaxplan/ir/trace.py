@@ -95,10 +95,10 @@ def trace(
     out_info = stage.out_info
     out_paths = [_path("result", key) for key, _ in jax.tree_util.tree_leaves_with_path(out_info)]
     outputs = tuple(_leaf(path, atom.aval) for path, atom in zip(out_paths, jaxpr.outvars, strict=True))
-    aliases = _aliases(name, dynamic_args, dynamic_names, out_info, inputs, outputs)
     donated = _donated(
         dynamic_args, [i for i in range(len(args)) if i not in static], donate_argnums, len(args)
     )
+    aliases = _aliases(name, dynamic_args, dynamic_names, out_info, inputs, outputs, donated)
     graph = _flatten(name, jaxpr, consts, inputs, outputs, aliases, donated, while_trips)
     return Traced(
         name=name,
@@ -186,12 +186,13 @@ def _donated(
 
 def _aliases(
     name: str, arguments: Sequence[Any], names: Sequence[str], out_info: Any,
-    inputs: tuple[Leaf, ...], outputs: tuple[Leaf, ...],
+    inputs: tuple[Leaf, ...], outputs: tuple[Leaf, ...], donated: frozenset[int],
 ) -> tuple[tuple[int, int], ...]:  # fmt: skip
     """Pairs of an argument leaf and the result leaf that is its next value: state in, state out.
 
     An argument comes back when the result, or one element of a tuple, list or dict of results, has the same
-    tree structure.  A lone array does so only when shape and dtype agree too.
+    tree structure.  A lone array says too little by its structure: it counts only when it is donated and shape and
+    dtype agree too (`x @ w` is not the next `x`).
     """
     parts = [out_info]
     offsets = [0]
@@ -219,7 +220,7 @@ def _aliases(
             drift = [
                 (a, b) for a, b in zip(mine, theirs, strict=True) if (a.shape, a.dtype) != (b.shape, b.dtype)
             ]
-            if drift and (size == 1 or 2 * len(drift) > size):
+            if (size == 1 and first not in donated) or (drift and (size == 1 or 2 * len(drift) > size)):
                 continue  # not this argument's next value: it only happens to have the same structure
             if drift:
                 lines = "\n".join(

@@ -15,11 +15,11 @@ import numpy as np
 
 from ..ir import Graph, Traced
 from ..plans import Constraint
-from ..sharding import UNREDUCED, Layout, MeshAxes, Rule, layout_of_places, reshard_steps
+from ..sharding import UNREDUCED, Layout, MeshAxes, layout_of_places, reshard_steps
 from ..sharding.partitioner import Collective, Partitioned, partition
 from .constrain import finished, pin_values
 from .jit import SCOPE, lower_flat
-
+from .order import Orders
 
 _SCOPED = re.compile(rf"\b{SCOPE}(\d+)\b")
 
@@ -47,7 +47,7 @@ class Checked:
 
 def check(
     traced: Traced,
-    rules: tuple[Rule, ...],
+    orders: Orders,
     axes: MeshAxes,
     mesh: object,
     inputs: Sequence[Layout],
@@ -77,14 +77,16 @@ def check(
         unplanned = tuple(
             (c, op)
             for c, op in collectives
-            if c.kind != "all_slice" and op not in expected and (c.kind, frozenset(c.axes), c.bytes) not in moves
+            if c.kind != "all_slice"
+            and op not in expected
+            and (c.kind, frozenset(c.axes), c.bytes) not in moves
         )
         pinned = {c.site for c in constraints}
         at_fault = _around(graph, {op for c, op in collectives if c.kind != "all_slice"})
         fresh = [v for v in differing if v in at_fault and graph.values[v].site not in pinned]
         if not fresh or round_number == max_rounds:
             break
-        constraints += pin_values(graph, axes, values, fresh, rules)
+        constraints += pin_values(graph, values, fresh, orders)
     return Checked(
         constraints=constraints,
         collectives=collectives,

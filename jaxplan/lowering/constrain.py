@@ -8,7 +8,8 @@ import numpy as np
 
 from ..ir import Graph, Site
 from ..plans import Constraint
-from ..sharding import NONE, UNREDUCED, MeshAxes, Rule, layout_of_places, reshard_path
+from ..sharding import NONE, UNREDUCED, Layout, reshard_path
+from .order import Orders
 
 
 def finished(row: np.ndarray) -> np.ndarray:
@@ -18,9 +19,9 @@ def finished(row: np.ndarray) -> np.ndarray:
 
 def planned_constraints(
     graph: Graph,
-    axes: MeshAxes,
     values: Mapping[int, np.ndarray],
     reads: Mapping[tuple[int, int], np.ndarray],
+    orders: Orders,
 ) -> tuple[Constraint, ...]:
     """Pins where the plan communicates: pending sums are finished where they arise, operands resharded where read.
 
@@ -28,15 +29,14 @@ def planned_constraints(
     would take from whichever end it reaches first.
     """
     producers = graph.producers()
-    pins: dict[tuple[Site, bytes], Constraint] = {}
+    pins: dict[tuple[Site, Layout], Constraint] = {}
 
-    def pin(site: Site | None, row: np.ndarray, value: int, source: str, primitive: str, why: str) -> None:
+    def pin(site: Site | None, layout: Layout, value: int, source: str, primitive: str, why: str) -> None:
         tensor = graph.values[value]
         if site is None or not tensor.shape:
             return
-        layout = layout_of_places(row, len(tensor.shape), axes)
         pins.setdefault(
-            (site, row.tobytes()),
+            (site, layout),
             Constraint(
                 site=site, layout=layout, source=source, primitive=primitive, shape=tensor.shape, why=why
             ),
@@ -47,26 +47,25 @@ def planned_constraints(
         if producer < 0:
             continue
         op = graph.ops[producer]
+        made = orders.layout("value", value, 0, finished(row), len(graph.values[value].shape))
         if op.primitive in ("carry_init", "scan_stack"):
-            pin(graph.values[value].site, finished(row), value, op.source, op.primitive, "propagation")
+            pin(graph.values[value].site, made, value, op.source, op.primitive, "propagation")
         elif (row == UNREDUCED).any():
-            pin(graph.values[value].site, finished(row), value, op.source, op.primitive, "sum")
+            pin(graph.values[value].site, made, value, op.source, op.primitive, "sum")
     for (index, position), row in sorted(reads.items()):
         op = graph.ops[index]
         value = op.operands[position]
-        made = values.get(value)
-        if made is not None and not np.array_equal(finished(made), row):
-            for step in reshard_path(finished(made), row):
-                pin(op.sites[position], step, value, op.source, op.primitive, "reshard")
+        at_maker = values.get(value)
+        if at_maker is None:
+            continue
+        for step in reshard_path(finished(at_maker), row):
+            layout = orders.on_the_way(value, index, position, step, len(graph.values[value].shape))
+            pin(op.sites[position], layout, value, op.source, op.primitive, "reshard")
     return tuple(pins.values())
 
 
 def pin_values(
-    graph: Graph,
-    axes: MeshAxes,
-    values: Mapping[int, np.ndarray],
-    which: Iterable[int],
-    rules: tuple[Rule, ...],
+    graph: Graph, values: Mapping[int, np.ndarray], which: Iterable[int], orders: Orders
 ) -> tuple[Constraint, ...]:
     """Pins on the results `which` (value indices), where the partitioner was seen to choose otherwise."""
     producers = graph.producers()
@@ -74,7 +73,7 @@ def pin_values(
     for value in which:
         tensor, op = graph.values[value], graph.ops[producers[value]]
         if tensor.site is not None:
-            layout = layout_of_places(finished(values[value]), len(tensor.shape), axes)
+            layout = orders.layout("value", value, 0, finished(values[value]), len(tensor.shape))
             pins.append(
                 Constraint(
                     site=tensor.site,

@@ -13,7 +13,6 @@ from ..plans import Constraint
 from ..sharding import Layout
 from .replay import Replay
 
-
 SCOPE = "jaxplan"
 """Prefix of the `jax.named_scope` of every equation; profiles show it too, beside the user's own scopes."""
 

@@ -50,12 +50,18 @@ class Space:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """An assignment read back: the layout row of every value, operand and free result, and each op's strategy."""
+    """An assignment read back.
+
+    Attributes:
+      values, reads, outputs: the layout row of every value, operand and result leaf.
+      compute_s, factors: of every operation its price, and the factor that each axis cuts.
+    """
 
     values: Mapping[int, np.ndarray]
     reads: Mapping[tuple[int, int], np.ndarray]
     outputs: Mapping[int, np.ndarray]
     compute_s: Mapping[int, float]
+    factors: Mapping[int, np.ndarray]
 
 
 def decide(space: Space, assignment: Sequence[int]) -> Decision:
@@ -69,6 +75,7 @@ def decide(space: Space, assignment: Sequence[int]) -> Decision:
         values={v: row(port) for v, port in space.values.items()},
         reads={key: row(port) for key, port in space.reads.items()},
         outputs={key: row(port) for key, port in space.outputs.items()},
+        factors={op: space.strategies[n].factors[assignment[n]] for n, op in space.node_op.items()},
         compute_s={op: float(nodes[n].costs_s[assignment[n]]) for n, op in space.node_op.items()},
     )
 

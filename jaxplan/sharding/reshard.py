@@ -1,9 +1,10 @@
 """Resharding: which collectives take a tensor from one layout to another, and their bytes.
 
 The steps are those that the partitioner takes, in its order; each collective runs over all its axes at once, save
-all_to_all, which moves one axis at a time: pending sums are scattered
-(reduce_scatter) or summed (all_reduce), replicated dimensions are sliced (free), cuts move between dimensions
-(all_to_all), and what is left is gathered (all_gather).
+all_to_all, which moves one axis at a time.  Pending sums are scattered (reduce_scatter) or summed (all_reduce),
+replicated dimensions are sliced (free), cuts move between dimensions (all_to_all), and what is left is gathered
+(all_gather).  The axes of one dimension are taken to stand in an order in which none has to change places:
+`lowering.order` sees to that.
 """
 
 from __future__ import annotations
@@ -73,7 +74,6 @@ def _table(
                 total += np.where(mask, price(kind, np.where(mask, local, 0.0), subset), 0.0)
             if grows < 0:
                 local = np.where(mask, local / factor, local)
-    total += _reorder(a, b, size_bytes / pieces(source, axes), axes, price)
     return total
 
 
@@ -106,21 +106,6 @@ def _moves(a: np.ndarray, b: np.ndarray, axes: MeshAxes) -> dict[str, np.ndarray
         "all_gather": (a >= 0) & (b == NONE),
     }
     return {kind: move & real for kind, move in moves.items()}
-
-
-def _reorder(a: np.ndarray, b: np.ndarray, local: np.ndarray, axes: MeshAxes, price: Price) -> np.ndarray:
-    """A major axis leaves or joins a dimension whose minor axis stays: the pieces must change places first."""
-    total = np.zeros((a.shape[0], b.shape[1]))
-    for minor in range(len(axes)):
-        stays = (a[:, :, minor] >= 0) & (a[:, :, minor] == b[:, :, minor])
-        for major in range(minor):
-            joins_or_leaves = (a[:, :, major] == a[:, :, minor]) != (b[:, :, major] == b[:, :, minor])
-            mask = stays & joins_or_leaves & (axes[minor][1] > 1) & (axes[major][1] > 1)
-            if mask.any():
-                total += np.where(
-                    mask, price("collective_permute", local[:, None] + 0 * total, (minor,)), 0.0
-                )
-    return total
 
 
 def reshard_steps(

@@ -1,0 +1,174 @@
+"""In which order several mesh axes cut one dimension.
+
+The search decides which axes cut a dimension; the order is decided here, after it.  It matters where an axis joins
+or leaves: gathering the most minor axis is an all_gather, gathering a more major one moves every piece first.
+Dimensions that an operation cuts together, or that pass from maker to reader unchanged, share one order (a class);
+each class takes the order that spares most bytes the move, mesh order when it makes no difference.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..ir import Graph
+from ..sharding import UNREDUCED, Layout, MeshAxes, Rule
+
+Key = tuple[str, int, int, int]
+"""("value", index, 0, dim), ("read", operation, operand, dim) or ("output", position, 0, dim)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Orders:
+    """The order of the axes of every dimension that several axes cut, by key; absent: mesh order."""
+
+    axes: MeshAxes
+    chosen: Mapping[Key, tuple[int, ...]]
+
+    def layout(self, kind: str, index: int, position: int, row: np.ndarray, rank: int) -> Layout:
+        """The Layout of a row of a place array, its axes in the order of this value, read or output."""
+        dims = []
+        for d in range(rank):
+            cut = _cut(row, d)
+            order = self.chosen.get((kind, index, position, d), ())
+            dims.append(tuple(self.axes[a][0] for a in (order if set(order) == set(cut) else cut)))
+        pending = tuple(self.axes[a][0] for a in range(len(self.axes)) if row[a] == UNREDUCED)
+        return Layout(dims=tuple(dims), unreduced=pending)
+
+    def on_the_way(self, value: int, op: int, position: int, row: np.ndarray, rank: int) -> Layout:
+        """The Layout of a step between a value and one reader: as the reader's where it has the reader's axes."""
+        made, read = self.layout("value", value, 0, row, rank), self.layout("read", op, position, row, rank)
+        known = [bool(self.chosen.get(("read", op, position, d))) for d in range(rank)]
+        return Layout(dims=tuple(r if k else m for r, m, k in zip(read.dims, made.dims, known, strict=True)))
+
+
+def resolve_orders(
+    graph: Graph,
+    rules: Sequence[Rule],
+    axes: MeshAxes,
+    values: Mapping[int, np.ndarray],
+    reads: Mapping[tuple[int, int], np.ndarray],
+    outputs: Mapping[int, np.ndarray],
+    factors: Mapping[int, np.ndarray],
+) -> Orders:
+    """Choose the orders for a decision.
+
+    Args:
+      values, reads, outputs: decided rows; factors: for every operation the factor that each axis cuts.
+    """
+    if sum(size > 1 for _, size in axes) < 2:
+        return Orders(axes=axes, chosen={})
+    return _Resolver(graph, rules, axes, values, reads, outputs, factors).orders()
+
+
+def _cut(row: np.ndarray, dim: int) -> tuple[int, ...]:
+    return tuple(int(a) for a in np.nonzero(row == dim)[0])
+
+
+class _Resolver:
+    def __init__(
+        self, graph: Graph, rules: Sequence[Rule], axes: MeshAxes, values: Mapping[int, np.ndarray],
+        reads: Mapping[tuple[int, int], np.ndarray], outputs: Mapping[int, np.ndarray],
+        factors: Mapping[int, np.ndarray],
+    ) -> None:  # fmt: skip
+        self.graph, self.rules, self.axes, self.factors = graph, rules, axes, factors
+        self.values, self.reads, self.outputs = values, reads, outputs
+        self.parent: dict[Key, Key] = {}
+        self.sets: dict[Key, tuple[int, ...]] = {}
+        self.fixed: set[Key] = set()
+        self.wishes: list[tuple[Key, frozenset[int], float]] = []
+
+    def orders(self) -> Orders:
+        for value, row in self.values.items():
+            self._declare("value", value, 0, row, len(self.graph.values[value].shape))
+        for (op, position), row in self.reads.items():
+            self._declare(
+                "read", op, position, row, len(self.graph.values[self.graph.ops[op].operands[position]].shape)
+            )
+        for position, row in self.outputs.items():
+            self._declare(
+                "output", position, 0, row, len(self.graph.values[self.graph.outputs[position]].shape)
+            )
+        for op, row in self.factors.items():
+            self._within(op, row)
+        for (op, position), row in self.reads.items():
+            value = self.graph.ops[op].operands[position]
+            self._between(value, ("read", op, position), row, self.graph.ops[op].trips)
+        aliased = {o: self.graph.inputs[i] for i, o in self.graph.aliases}
+        for position, row in self.outputs.items():
+            self._between(self.graph.outputs[position], ("output", position, 0), row, 1.0)
+            if position in aliased:
+                for d in range(len(self.graph.values[aliased[position]].shape)):
+                    self._join(("output", position, 0, d), ("value", aliased[position], 0, d))
+        return Orders(axes=self.axes, chosen=self._choose())
+
+    def _declare(self, kind: str, index: int, position: int, row: np.ndarray, rank: int) -> None:
+        for d in range(rank):
+            cut = _cut(row, d)
+            if len(cut) > 1:
+                key = (kind, index, position, d)
+                self.parent[key], self.sets[key] = key, cut
+
+    def _find(self, key: Key) -> Key:
+        while self.parent[key] != key:
+            self.parent[key] = self.parent[self.parent[key]]
+            key = self.parent[key]
+        return key
+
+    def _join(self, a: Key, b: Key) -> None:
+        if a in self.parent and b in self.parent and self.sets[a] == self.sets[b]:
+            self.parent[self._find(a)] = self._find(b)
+
+    def _within(self, op: int, row: np.ndarray) -> None:
+        """Dimensions that share a factor of one operation share its order."""
+        rule, node = self.rules[op], self.graph.ops[op]
+        first: dict[int, Key] = {}
+        sides = [(("read", op, p), dims) for p, dims in enumerate(rule.operands)]
+        sides += [(("value", v, 0), dims) for v, dims in zip(node.results, rule.results, strict=True)]
+        for (kind, index, position), dims in sides:
+            for d, names in enumerate(dims):
+                key = (kind, index, position, d)
+                if key not in self.parent:
+                    continue
+                if len(names) > 1:
+                    self.fixed.add(
+                        key
+                    )  # a merged dimension: its factors already say the order, which is the mesh's
+                for f in names:
+                    if (row == f).sum() > 1:
+                        self._join(first.setdefault(f, key), key)
+
+    def _between(self, value: int, reader: tuple[str, int, int], row: np.ndarray, trips: float) -> None:
+        """What stays on a dimension while other axes join or leave wants to be the major part of it."""
+        made = self.values.get(value)
+        if made is None:
+            return
+        weight = self.graph.values[value].bytes * trips
+        for d in range(len(self.graph.values[value].shape)):
+            a, b = ("value", value, 0, d), (*reader, d)
+            before, after = set(_cut(made, d)), set(_cut(row, d))
+            if before == after:
+                self._join(a, b)
+                continue
+            stays = frozenset(before & after)
+            for key in (a, b):
+                if stays and key in self.parent:
+                    self.wishes.append((key, stays, weight))
+
+    def _choose(self) -> dict[Key, tuple[int, ...]]:
+        wishes: dict[Key, list[tuple[frozenset[int], float]]] = {}
+        for key, stays, weight in self.wishes:
+            wishes.setdefault(self._find(key), []).append((stays, weight))
+        fixed = {self._find(key) for key in self.fixed}
+        best: dict[Key, tuple[int, ...]] = {}
+        for root in {self._find(key) for key in self.parent}:
+            orders = [self.sets[root]] if root in fixed else list(itertools.permutations(self.sets[root]))
+
+            def spoiled(order: tuple[int, ...], root: Key = root) -> float:
+                return sum(w for stays, w in wishes.get(root, ()) if set(order[: len(stays)]) != stays)
+
+            best[root] = min(orders, key=spoiled)  # the first of equals: mesh order
+        return {key: best[self._find(key)] for key in self.parent}
