@@ -52,6 +52,8 @@ class DualAscent:
         self.node = [node.costs_s.copy() for node in problem.nodes]
         self.timeline = Timeline(problem)
         self.price: dict[int, float] = {}
+        #: Whether the prices come from a relaxation: better ones than the overflow of one assignment gives.
+        self.settled = False
         span_s = sum(float(np.ptp(costs)) for costs in self.node)
         span_s += sum(float(np.ptp(edge.costs_s)) for edge in problem.edges)
         # Prices without end, where nothing is feasible, would drown the costs in rounding.
@@ -207,7 +209,8 @@ def ascend(dual: DualAscent, best: Incumbent, relative_gap: float, deadline: flo
             if best.closed(relative_gap) or (number and bound_s - last_s < LEAST_GAIN * open_s):
                 break
             last_s = bound_s
-            dual.reprice(chosen, best.objective_s, bound_s)
+            if not dual.settled:
+                dual.reprice(chosen, best.objective_s, bound_s)
     return chosen
 
 

@@ -297,8 +297,12 @@ class _Search:
 
         search = _Search(reduction.problem, lift, self.best, self.engine, self.relative_gap, target_s)
         feasible = search.run()
-        for peak, price_s in search.prices.items():
-            dual.set_price(int(reduction.time_steps[peak]), price_s)
+        if search.prices:
+            dual.settled = True
+            for peak in dual.price.keys() - {int(reduction.time_steps[peak]) for peak in search.prices}:
+                dual.set_price(peak, 0.0)
+            for peak, price_s in search.prices.items():
+                dual.set_price(int(reduction.time_steps[peak]), price_s)
         if feasible:
             # Solved to the end: what costs less than the target is optimal, else nothing costs less.
             self._raise_bound(min(target_s, self.best.objective_s * (1 - self.relative_gap)))
@@ -328,6 +332,9 @@ class _Search:
             for peak in new:
                 program.add_memory(peak)
             self.rows += new
+        if answer.bound >= self.ceiling_s:
+            # A core without a solution under its cost has told all it can: that, and its prices.
+            return True
         integral = answer.values[program.offset + chosen] > 1 - INTEGRAL
         # Rows added after the last relaxation are unknown to it.
         seen = frozenset(peak for peak in self.rows if peak not in new)
