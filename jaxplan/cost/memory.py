@@ -8,13 +8,13 @@ fused kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..ir import Graph, live_intervals
-from ..ir.liveness import enclosing_stop
+from ..ir.liveness import enclosing_stop, needed_until, settled_values, written_over
 from ..sharding import UNREDUCED, MeshAxes, pieces, reshard_steps
 
 
@@ -52,10 +52,10 @@ def simulate_memory(
         without a row are made where they are used and take no memory.
     """
     ledger = _Ledger(max(len(graph.ops), 1))
-    intervals = live_intervals(graph)
+    intervals = live_intervals(graph, stored)
     whole = len(graph.ops)
     aliased = {graph.inputs[i] for i, _ in graph.aliases}
-    settled = {graph.outputs[o] for i, o in graph.aliases if i in graph.donated}
+    settled = settled_values(graph)
     inputs = {value: position for position, value in enumerate(graph.inputs)}
 
     def local(value: int, row: np.ndarray) -> int:
@@ -67,26 +67,24 @@ def simulate_memory(
     for value in graph.constants:
         ledger.add("constants", 0, whole, int(graph.values[value].bytes))
 
-    copies, other_reads = _copies(graph, axes, values, reads)
-    for (value, _, _), (start, stop, size) in copies.items():
-        if stored[value]:
-            ledger.add("copies", start, stop, size)
+    copies, own_reads = _copies(graph, axes, needed_until(graph, stored), values, reads)
+    for start, stop, size in copies.values():
+        ledger.add("copies", start, stop, size)
     producers = graph.producers()
     outputs = set(graph.outputs)
     for value, row in values.items():
-        if value in inputs or not stored[value]:
+        pending = bool((row == UNREDUCED).any())
+        if value in inputs or not (stored[value] or pending):
             continue
         start, stop = intervals[value]
-        if value in settled:
-            stop = max(start + 1, *(o + 1 for o, _ in other_reads(value, True)), 0)
-        elif value not in outputs and graph.ops[producers[value]].primitive not in (
-            "carry_init",
-            "scan_stack",
-        ):
-            stop = min(stop, max([start + 1, *(o + 1 for o, _ in other_reads(value, False))]))
-        if (row == UNREDUCED).any():
-            stop = start + 1
         primitive = graph.ops[producers[value]].primitive
+        if pending:
+            stop = start + 1
+        elif value in settled:
+            moved = not np.array_equal(row, values[settled[value]])
+            stop = start + 1 if moved else written_over(intervals, settled[value], start)
+        elif value not in outputs and primitive not in ("carry_init", "scan_stack"):
+            stop = min(stop, max([start + 1, *own_reads.get(value, ())]))
         part = "residuals" if primitive == "scan_stack" else "results" if value in outputs else "activations"
         ledger.add(part, start, stop, local(value, row))
     return ledger.profile()
@@ -95,37 +93,33 @@ def simulate_memory(
 def _copies(
     graph: Graph,
     axes: MeshAxes,
+    needed: Sequence[int],
     values: Mapping[int, np.ndarray],
     reads: Mapping[tuple[int, int], np.ndarray],
-) -> tuple[
-    dict[tuple[int, bytes, tuple[int, int]], tuple[int, int, int]],
-    Callable[[int, bool], list[tuple[int, int]]],
-]:
-    """Resharded copies (value, layout, loop) -> (first reader, after last reader, bytes); and who reads the original."""
+) -> tuple[dict[tuple[int, bytes, tuple[int, int]], tuple[int, int, int]], dict[int, list[int]]]:
+    """Resharded copies, and until when the originals are read.
+
+    The first maps (value, layout, loop) to (first reader, after the last reader, bytes); the second values to the
+    stops of those who read them as they are, and the starts of their copies.
+    """
     around = enclosing_stop(graph)
     copies: dict[tuple[int, bytes, tuple[int, int]], tuple[int, int, int]] = {}
-    own: dict[int, list[tuple[int, int]]] = {}
-    everyone: dict[int, list[tuple[int, int]]] = {}
+    own: dict[int, list[int]] = {}
     for (op, position), row in reads.items():
         value = graph.ops[op].operands[position]
-        everyone.setdefault(value, []).append((op, position))
         made = values.get(value)
         if made is None or not reshard_steps(made, row, graph.values[value].bytes, axes):
-            last = op
-            own.setdefault(value, []).append((last, position))
+            own.setdefault(value, []).append(needed[op])
             continue
         loop = around[op][-1] if around[op] else (0, len(graph.ops))
-        if graph.ops[op].primitive == "scan_slice":
-            # the whole stack is resharded before the loop and stays for its length
-            start, stop = loop
-        else:
-            start, stop = op, op + 1
+        # a whole stack is resharded before the loop and stays for its length
+        start, stop = loop if graph.ops[op].primitive == "scan_slice" else (op, needed[op])
         size = int(np.ceil(graph.values[value].bytes / pieces(row[None, :], axes)[0]))
         key = (value, row.tobytes(), loop)
         before = copies.get(key, (start, stop, size))
         copies[key] = (min(before[0], start), max(before[1], stop), size)
-        own.setdefault(value, []).append((copies[key][0], position))
-    return copies, lambda value, all_readers: (everyone if all_readers else own).get(value, [])
+        own.setdefault(value, []).append(copies[key][0] + 1)
+    return copies, own
 
 
 class _Ledger:

@@ -1,12 +1,13 @@
 """The price of an operation under each of its strategies, and of a collective on each mesh axis.
 
 Compute is a roofline at local shapes, so replicated work is never free.  Elementwise work is fused into its
-neighbours: only what crosses a fusion's edge (`materialised`) is read and written.  Collectives are alpha-beta on
+neighbours: only what crosses a kernel's edge (`fusion.traffic`) is read and written.  Collectives are alpha-beta on
 the link that their mesh axis runs on.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,7 @@ from ..ir import Graph, Op
 from ..sharding import MeshAxes, Rule, Strategies, pieces
 from .collectives import collective_seconds
 from .compute import roofline_seconds
+from .fusion import LOOP_EDGES, Traffic, fused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,33 +51,31 @@ class CostModel:
         return replace(link, size=int(part.partition(")")[2])) if part else link
 
     def op_seconds(
-        self, op: Op, rule: Rule, options: Strategies, graph: Graph, stored: Sequence[bool]
+        self, op: Op, rule: Rule, options: Strategies, graph: Graph, crossing: Traffic
     ) -> np.ndarray:
         """`float64[n]`: compute seconds of one run of `op` under every strategy.
 
         Args:
-          stored: for every value whether it is materialised in memory (see `materialised`).
+          crossing: what each operation reads from memory and writes to it.
         """
-        if op.primitive in _LOOP_EDGES:
-            return self._loop_edge_seconds(op, options, graph, stored)
+        if op.primitive in LOOP_EDGES:
+            return self._loop_edge_seconds(op, options, graph, crossing.stored)
         local_bytes = np.zeros(len(options))
-        tensors = list(zip(op.operands, options.operands, strict=True)) + list(
-            zip(op.results, options.results, strict=True)
-        )
-        for value, places in tensors:
-            if stored[value]:
-                local_bytes += graph.values[value].bytes / pieces(places, self.axes)
-        flops = rule.flops * options.shares
-        dtype = graph.values[op.operands[0]].dtype if op.operands else "float32"
-        seconds = np.asarray(
-            roofline_seconds(
-                flops, local_bytes, dtype, self.profile, matmul=rule.matmul, dims=self._dims(rule, options)
-            )
-        )
-        if rule.follows:
+        sizes = (*crossing.reads[op.index], *crossing.writes[op.index])
+        for size, places in zip(sizes, (*options.operands, *options.results), strict=True):
+            if size:
+                local_bytes += size / pieces(places, self.axes)
+        if fused(op, rule):
             # a fused operation starts no kernel of its own: no floor, only its share of the traffic
             return np.asarray(local_bytes / self._hbm_rate())
-        return seconds
+        flops = rule.flops * options.shares
+        dtype = graph.values[op.operands[0]].dtype if op.operands else "float32"
+        dims = None
+        if rule.matmul and len(rule.operands) > 1:
+            dims = self._dims(rule, options, math.prod(graph.values[op.results[0]].shape))
+        return np.asarray(
+            roofline_seconds(flops, local_bytes, dtype, self.profile, matmul=rule.matmul, dims=dims)
+        )
 
     def _loop_edge_seconds(
         self, op: Op, options: Strategies, graph: Graph, stored: Sequence[bool]
@@ -92,10 +92,14 @@ class CostModel:
     def _hbm_rate(self) -> float:
         return self.profile.hbm_bytes_per_s * self.profile.hbm_efficiency
 
-    def _dims(self, rule: Rule, options: Strategies) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-        """Local (m, n, k) of a contraction: products of the factors only in lhs, only in rhs, and reduced."""
-        if not rule.matmul or len(rule.operands) < 2:
-            return None
+    def _dims(
+        self, rule: Rule, options: Strategies, elements: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Local (m, n, k) of a contraction: products of the factors only in lhs, only in rhs, and reduced.
+
+        A convolution is the product that it is lowered to: result dimensions without a factor (`elements` is the
+        size of the whole result) are rows, and each element is the sum of flops / 2 / elements products.
+        """
         sizes = np.repeat(np.array(rule.sizes, np.float64)[None, :], len(options), axis=0)
         for axis, (_, extent) in enumerate(self.axes):
             chosen = options.factors[:, axis]
@@ -108,49 +112,8 @@ class CostModel:
         def product(factors: set[int]) -> np.ndarray:
             return sizes[:, sorted(factors)].prod(axis=1) if factors else np.ones(len(options))
 
-        return product((lhs & out) - rhs), product((rhs & out) - lhs), product(set(rule.reduction))
-
-
-_LOOP_EDGES = frozenset({"scan_slice", "scan_stack", "carry_init", "carry_next", "cond_join"})
-"""Our own operations at the edges of loops and branches: none computes."""
-
-
-def _loop_buffers(op: Op) -> tuple[int, ...]:
-    """Values that a loop or branch keeps in a buffer of its own, however cheap the operations around it are."""
-    if op.primitive in ("scan_stack", "carry_init", "cond_join"):
-        return op.results
-    return op.operands if op.primitive == "scan_slice" else ()
-
-
-def materialised(graph: Graph, rules: Sequence[Rule]) -> list[bool]:
-    """For every value whether it exists in memory: inputs, results and operands of operations that aren't fused.
-
-    A value between two elementwise operations lives in registers of one fused kernel.
-    """
-    stored = [False] * len(graph.values)
-    for value in (*graph.inputs, *graph.outputs, *graph.constants):
-        stored[value] = True
-    for op, rule in zip(graph.ops, rules, strict=True):
-        if rule.source:
-            continue
-        if not rule.follows:
-            for value in (*op.operands, *op.results):
-                stored[value] = True
-        for value in _loop_buffers(op):
-            stored[value] = True
-    sources = source_values(graph, rules)
-    return [kept and not source for kept, source in zip(stored, sources, strict=True)]
-
-
-def source_values(graph: Graph, rules: Sequence[Rule]) -> list[bool]:
-    """For every value whether it can be made anywhere in any layout at no price.
-
-    Constants, iota, broadcast scalars, and elementwise functions of nothing else.
-    """
-    source = [value.constant and value.index not in graph.constants for value in graph.values]
-    for op, rule in zip(graph.ops, rules, strict=True):
-        fused = rule.follows and op.primitive not in _LOOP_EDGES
-        free = rule.source or (fused and bool(op.operands) and all(source[v] for v in op.operands))
-        for value in op.results:
-            source[value] = free
-    return source
+        named = math.prod(rule.sizes[f] for f in out)
+        terms = math.prod(rule.sizes[f] for f in rule.reduction)
+        outer = elements / max(named, 1)  # result dimensions without a factor
+        inner = rule.flops / 2 / max(elements, 1) / terms
+        return product((lhs & out) - rhs) * outer, product((rhs & out) - lhs), product(set(rule.reduction)) * inner

@@ -3,11 +3,13 @@
 Time step `t` is operation `t`; a value lives from the operation that makes it to its last use, half open.  What
 is used inside a loop but made outside lives to the loop's end; a stacked result is allocated when its loop
 starts; a carry lives as long as its loop.  Inputs live from the start: to the end when they are not donated (the
-caller owns them), to their last use when they are.
+caller owns them), to their last use when they are.  A value that is never stored is computed where it is used, so
+what it is computed from lives as long as it would.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from .graph import Graph
@@ -29,28 +31,59 @@ def enclosing_stop(graph: Graph) -> list[list[tuple[int, int]]]:
     return around
 
 
-def live_intervals(graph: Graph) -> list[Interval]:
-    """The live interval of every value; empty (start == stop) for those never used."""
+def needed_until(graph: Graph, stored: Sequence[bool]) -> list[int]:
+    """For every operation the time until which its operands must live: past it, and past the readers of what it
+    makes but doesn't store.
+
+    Args:
+      stored: for every value whether it exists in memory.
+    """
+    around = enclosing_stop(graph)
+    start = _starts(graph, around)
+    until = [op.index + 1 for op in graph.ops]
+    stop = [0] * len(graph.values)
+    for op in reversed(graph.ops):
+        until[op.index] = max([op.index + 1, *(stop[v] for v in op.results if not stored[v])])
+        for operand in op.operands:
+            stop[operand] = max(stop[operand], _past_loops(until[op.index], around[op.index], start[operand]))
+    return until
+
+
+def _starts(graph: Graph, around: list[list[tuple[int, int]]]) -> list[int]:
+    start = [0] * len(graph.values)
+    for op in graph.ops:
+        for result in op.results:
+            # a stack is allocated before the loop that fills it; that loop is the innermost around the operation
+            start[result] = around[op.index][-1][0] if op.primitive == "scan_stack" else op.index
+    return start
+
+
+def _past_loops(stop: int, around: list[tuple[int, int]], start: int) -> int:
+    """`stop` moved past the outermost of the loops that the value was made outside of."""
+    for loop_start, loop_stop in around:
+        if start < loop_start:
+            return max(stop, loop_stop)
+    return stop
+
+
+def live_intervals(graph: Graph, stored: Sequence[bool] | None = None) -> list[Interval]:
+    """The live interval of every value; empty (start == stop) for those never used.
+
+    Args:
+      stored: for every value whether it exists in memory; None: all do.
+    """
     end = len(graph.ops)
     around = enclosing_stop(graph)
-    start = [0] * len(graph.values)
+    start = _starts(graph, around)
+    until = needed_until(graph, [True] * len(graph.values) if stored is None else stored)
     stop = [0] * len(graph.values)
     for op in graph.ops:
         for result in op.results:
-            start[result] = op.index
             stop[result] = max(stop[result], op.index + 1)
             if op.primitive == "scan_stack":
-                # allocated before the loop that fills it; that loop is the innermost around the operation
-                start[result] = around[op.index][-1][0]
                 stop[result] = max(stop[result], around[op.index][-1][1])
-    for op in graph.ops:
         for operand in op.operands:
-            last = op.index + 1
-            for loop_start, loop_stop in around[op.index]:
-                if start[operand] < loop_start:
-                    last = max(last, loop_stop)
-                    break
-            stop[operand] = max(stop[operand], last)
+            stop[operand] = max(stop[operand], _past_loops(until[op.index], around[op.index], start[operand]))
             if op.primitive == "carry_next" and operand == op.operands[1]:
                 stop[operand] = max(stop[operand], around[op.index][-1][1])
     for output in graph.outputs:
@@ -62,3 +95,17 @@ def live_intervals(graph: Graph) -> list[Interval]:
     for value in graph.constants:
         start[value], stop[value] = 0, end
     return [Interval(a, max(a, b)) for a, b in zip(start, stop, strict=True)]
+
+
+def settled_values(graph: Graph) -> dict[int, int]:
+    """Next values of donated arguments -> the argument's value, whose buffer they are written into."""
+    return {graph.outputs[o]: graph.inputs[i] for i, o in graph.aliases if i in graph.donated}
+
+
+def written_over(intervals: Sequence[Interval], argument: int, start: int) -> int:
+    """Until when an argument's next value, made at `start`, needs a buffer of its own: while the argument is read.
+
+    The last operation to read the argument writes in place.
+    """
+    stop = intervals[argument].stop
+    return stop if stop > start + 1 else start

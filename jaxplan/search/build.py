@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ..cost import CostModel, materialised, source_values
+from ..cost import CostModel, source_values, traffic
 from ..ir import Graph, Op, live_intervals
-from ..ir.liveness import enclosing_stop
+from ..ir.liveness import enclosing_stop, needed_until, settled_values, written_over
 from ..sharding import UNREDUCED, Rule, Strategies, all_places, pieces, reachable, reshard_table, strategies
 from .problem import Edge, Node, StrategyProblem, Usage
 from .space import Port, Space, graph_rules
@@ -54,7 +54,8 @@ class _Builder:
         self.input_pins, self.output_pins, self.cap = input_pins, output_pins, cap
         self.rules = graph_rules(graph)
         self.source = source_values(graph, self.rules)
-        self.stored = materialised(graph, self.rules)
+        self.crossing = traffic(graph, self.rules)
+        self.stored = self.crossing.stored
         self.producers = graph.producers()
         self.uses = graph.uses()
         self.around = enclosing_stop(graph)
@@ -158,11 +159,12 @@ class _Builder:
         return self._cache[key]
 
     def _op_cost(self, op: Op, rule: Rule, options: Strategies) -> np.ndarray:
-        kept = tuple(self.stored[v] for v in (*op.operands, *op.results))
+        moved = (self.crossing.reads[op.index], self.crossing.writes[op.index])
+        kept = tuple(self.stored[v] for v in op.results)
         dtype = self.graph.values[op.operands[0]].dtype if op.operands else ""
-        key = ("cost", id(rule), op.trips, kept, dtype, op.primitive)
+        key = ("cost", id(rule), op.trips, moved, kept, dtype, op.primitive)
         if key not in self._cache:
-            seconds = self.model.op_seconds(op, rule, options, self.graph, self.stored)
+            seconds = self.model.op_seconds(op, rule, options, self.graph, self.crossing)
             self._cache[key] = np.ascontiguousarray(seconds * op.trips, np.float64)
         return self._cache[key]
 
@@ -267,28 +269,33 @@ class _Builder:
     # -- memory -------------------------------------------------------------------------------------------
 
     def _usages(self) -> None:
-        intervals = live_intervals(self.graph)
+        intervals = live_intervals(self.graph, self.stored)
+        needed = needed_until(self.graph, self.stored)
         end = max(len(self.graph.ops), 1)
         aliased = {i: o for i, o in self.graph.aliases}
-        settled = {self.graph.outputs[o] for i, o in self.graph.aliases if i in self.graph.donated}
+        settled = settled_values(self.graph)
         for position, value in enumerate(self.graph.inputs):
             stop = end if position in aliased or position not in self.graph.donated else intervals[value].stop
             self._usage(self.values[value], value, 0, max(stop, 1))
         inputs = set(self.graph.inputs)
         for value, port in self.values.items():
-            if value in inputs or not self.stored[value]:
+            if value in inputs:
                 continue
             start, stop = intervals[value]
+            if not self.stored[value]:
+                # nothing of it is in memory, save while a pending sum is being finished
+                self._usage(port, value, start, start + 1, pending=True)
+                continue
             if value in settled:
                 # a donated argument's next value is written into its buffer, already counted to the end
-                stop = max([start + 1, *(o + 1 for o, _ in self._readers(value))])
+                stop = written_over(intervals, settled[value], start)
             producer = self.graph.ops[self.producers[value]]
             if producer.primitive == "carry_init" and self.producers[value] >= 0:
                 start = producer.index
             copy = self.copies.get(value)
             if copy is not None:
-                others = [o + 1 for o, _ in self._readers(value) if not self._shares_copy(value, o)]
-                made_stop = max([start + 1, *others])
+                others = [needed[o] for o, _ in self._readers(value) if not self._shares_copy(value, o)]
+                made_stop = min(max([start + 1, *others]), stop)
                 if producer.primitive == "scan_stack":
                     made_stop = max(made_stop, self.around[producer.index][-1][1])
                 self._usage(port, value, start, made_stop)
@@ -296,14 +303,17 @@ class _Builder:
             else:
                 self._usage(port, value, start, stop)
 
-    def _usage(self, port: Port, value: int, start: int, stop: int) -> None:
+    def _usage(self, port: Port, value: int, start: int, stop: int, *, pending: bool = False) -> None:
+        """`pending`: only the strategies that leave a pending sum take memory."""
         if stop <= start:
             return
         size = self.graph.values[value].bytes
-        key = ("usage", id(port.places), size)
+        key = ("usage", id(port.places), size, pending)
         if key not in self._cache:
-            self._cache[key] = np.ceil(size / pieces(port.places, self.axes)).astype(np.int64)
-        self.usages.append(Usage(node=port.node, start=start, stop=stop, bytes=self._cache[key]))
+            held = np.ceil(size / pieces(port.places, self.axes)).astype(np.int64)
+            self._cache[key] = held * (port.places == UNREDUCED).any(axis=1) if pending else held
+        if self._cache[key].any():
+            self.usages.append(Usage(node=port.node, start=start, stop=stop, bytes=self._cache[key]))
 
 
 def _prune(options: Strategies, cap: int) -> Strategies:
