@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from ..cost import CostModel
-from ..errors import InfeasibleError
+from ..errors import ArgumentError, InfeasibleError
 from ..hardware import AxisLink, axis_links
 from ..ir import Traced
 from ..plans import Plan
@@ -44,7 +44,7 @@ def make_plan(
     input_pins, output_pins = pins_of(traced, target.axes, constraints)
     pipeline = Pipeline(traced, target, model, budget_bytes, options, output_pins, say)
     say(f"searching ({options.search})")
-    template = {} if options.search == "ilp" else pipeline.template(options.search) or {}
+    template = {} if options.search == "ilp" else _template(pipeline)
     outcome = pipeline.search({**template, **input_pins})
     best = pipeline.checked(options.search, outcome) if isinstance(outcome, Found) else None
     times: dict[str, float] = {}
@@ -54,6 +54,17 @@ def make_plan(
         assert isinstance(outcome, Nothing)
         raise InfeasibleError(explain_infeasible(pipeline, outcome, input_pins))
     return finished_plan(pipeline, best, times, time.perf_counter() - started)
+
+
+def _template(pipeline: Pipeline) -> dict[int, Allowed]:
+    pins = pipeline.template(pipeline.options.search)
+    if pins is None:
+        raise ArgumentError(
+            f"template {pipeline.options.search!r} cuts the batch over one mesh axis and tensors over another: mesh "
+            f"({', '.join(f'{n}={s}' for n, s in pipeline.target.axes)}) has only one. Use \"fsdp\" or \"megatron\", "
+            "or a mesh of two axes"
+        )
+    return pins
 
 
 def _against_templates(

@@ -48,17 +48,15 @@ def template_pins(name: str, graph: Graph, kinds: Sequence[str], axes: MeshAxes)
     - data: the batch cut over all axes, all state replicated.
     - zero1: data, with optimizer state cut over all axes.
     - fsdp: data, with all state cut over all axes.
-    - megatron: the batch cut over all axes but the last, parameters and their optimizer state over the last.
+    - megatron: the batch cut over all axes but the last (of those longer than 1), parameters and their optimizer
+      state over the last.
     - tensor_fsdp: the batch as in megatron, all state cut over all axes.
     """
     every = [a for a, (_, size) in enumerate(axes) if size > 1]
-    if not every or (name in ("megatron", "tensor_fsdp") and len(axes) < 2 and name == "tensor_fsdp"):
+    if name == "tensor_fsdp" and len(every) == 1:
         return None
-    outer, last = (
-        ([a for a in every if a != len(axes) - 1], [len(axes) - 1])
-        if name in ("megatron", "tensor_fsdp")
-        else (every, [])
-    )
+    hybrid = name in ("megatron", "tensor_fsdp") and bool(every)
+    outer, last = (every[:-1], every[-1:]) if hybrid else (every, [])
     pins: dict[int, Allowed] = {}
     for position, kind in enumerate(kinds):
         shape = graph.values[graph.inputs[position]].shape
