@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..cost import CostModel, source_values, traffic
-from ..ir import Graph, Op, live_intervals
+from ..ir import Graph, Op, Value, live_intervals
 from ..ir.liveness import enclosing_stop, needed_until, settled_values, written_over
 from ..sharding import UNREDUCED, Rule, Strategies, all_places, pieces, reachable, reshard_table, strategies
 from .problem import Edge, Node, StrategyProblem, Usage
@@ -224,15 +224,15 @@ class _Builder:
     def _edge(self, tail: Port, head: Port, value: int, *, tied: bool, trips: float) -> None:
         if tail.node == head.node:
             return
-        size = self.graph.values[value].bytes
-        key = ("edge", id(tail.places), id(head.places), size, trips, tied)
+        tensor = self.graph.values[value]
+        key = ("edge", id(tail.places), id(head.places), tensor.shape, tensor.item_bytes, trips, tied)
         if key not in self._cache:
-            self._cache[key] = self._matrix(tail.places, head.places, size * 1.0, trips, tied)
+            self._cache[key] = self._matrix(tail.places, head.places, tensor, trips, tied)
         costs, allowed = self._cache[key]
         self.edges.append(Edge(tail=tail.node, head=head.node, costs_s=costs, allowed=allowed))
 
     def _matrix(
-        self, tail: np.ndarray, head: np.ndarray, size: float, trips: float, tied: bool
+        self, tail: np.ndarray, head: np.ndarray, tensor: Value, trips: float, tied: bool
     ) -> tuple[np.ndarray, np.ndarray | None]:
         if tied:
             # equal layouts; only what is pending may still be finished on the way
@@ -243,7 +243,9 @@ class _Builder:
                 return np.zeros(allowed.shape), allowed
         else:
             allowed = reachable(tail, head)
-        table = np.where(allowed, reshard_table(tail, head, size, self.axes, self.model.collective) * trips, 0.0)
+        once = reshard_table(tail, head, tensor.bytes, self.axes, self.model.collective)
+        once = once + self.model.scattered_lanes_seconds(tail, head, tensor)
+        table = np.where(allowed, once * (1 + _LATER_DIMENSION * _moved_dimension(tail, head)) * trips, 0.0)
         return np.ascontiguousarray(table), None if allowed.all() else allowed
 
     def _outputs(self) -> dict[int, Port]:
@@ -314,6 +316,17 @@ class _Builder:
             self._cache[key] = held * (port.places == UNREDUCED).any(axis=1) if pending else held
         if self._cache[key].any():
             self.usages.append(Usage(node=port.node, start=start, stop=stop, bytes=self._cache[key]))
+
+
+_LATER_DIMENSION = 1e-4
+"""Share by which communication on the next dimension is dearer, so that equals are cut where pieces are contiguous
+and tiles of the last two dimensions stay whole."""
+
+
+def _moved_dimension(tail: np.ndarray, head: np.ndarray) -> np.ndarray:
+    """`[a, b]`: the last dimension that is gathered or scattered between two layouts, 0 for none."""
+    moved = tail[:, None, :] != head[None, :, :]
+    return np.where(moved, np.maximum(tail[:, None, :], head[None, :, :]), 0).max(axis=2)
 
 
 def _prune(options: Strategies, cap: int) -> Strategies:

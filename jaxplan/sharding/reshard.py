@@ -1,16 +1,19 @@
 """Resharding: which collectives take a tensor from one layout to another, and their bytes.
 
-The steps are those that the partitioner takes, in its order; each collective runs over all its axes at once, save
-all_to_all, which moves one axis at a time.  Pending sums are scattered (reduce_scatter) or summed (all_reduce),
-replicated dimensions are sliced (free), cuts move between dimensions (all_to_all), and what is left is gathered
-(all_gather).  The axes of one dimension are taken to stand in an order in which none has to change places:
-`lowering.order` sees to that.
+The steps are those that the partitioner takes, in its order: pending sums are scattered (reduce_scatter) or summed
+(all_reduce), replicated dimensions are sliced (free), cuts move between dimensions (all_to_all), and what is left is
+gathered (all_gather).  Each collective runs over all its axes at once, save all_to_all, which moves one axis at a
+time, and all_gather, which fills one dimension at a time: several at once cost two copies of the whole into another
+memory order, dearer than the gather itself (TPU compiles, jax 0.10.2).  A sum is scattered onto one dimension only:
+onto several XLA compiles an all_reduce and a slice (xla/service/reduce_scatter_utils.cc matches one split dimension).
+The axes of one dimension are taken to stand in an order in which none has to change places: `lowering.order` sees to
+that.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,22 +66,31 @@ def _table(
     a, b = source[:, None, :], target[None, :, :]
     local = np.repeat((size_bytes / pieces(source, axes))[:, None], len(target), axis=1)
     total = np.zeros_like(local)
-    moves = _moves(a, b, axes)
-    for kind, grows in _ORDER:
-        for subset in _subsets(moves[kind], together=kind != "all_to_all"):
-            mask = _moved(moves[kind], subset, together=kind != "all_to_all")
+    for kind, moves in _stages(a, b, axes):
+        for subset in _subsets(moves, together=kind != "all_to_all"):
+            mask = _moved(moves, subset, together=kind != "all_to_all")
             factor = math.prod(axes[i][1] for i in subset)
-            if grows > 0:
+            if kind == "all_gather":
                 local = np.where(mask, local * factor, local)
             if kind != "all_slice":
                 total += np.where(mask, price(kind, np.where(mask, local, 0.0), subset), 0.0)
-            if grows < 0:
+            if kind in ("reduce_scatter", "all_slice"):
                 local = np.where(mask, local / factor, local)
     return total
 
 
-_ORDER = (("reduce_scatter", -1), ("all_reduce", 0), ("all_slice", -1), ("all_to_all", 0), ("all_gather", 1))
-"""Collectives in the partitioner's order, and whether they shrink or grow the local piece."""
+def _stages(a: np.ndarray, b: np.ndarray, axes: MeshAxes) -> Iterator[tuple[str, np.ndarray]]:
+    """The collectives in the partitioner's order, each with the axes that take part, `bool[a, b, n_axes]`."""
+    moves = _moves(a, b, axes)
+    scattered = moves["reduce_scatter"]
+    onto = np.where(scattered, b, NONE).max(axis=2, keepdims=True)
+    at_once = (~scattered | (b == onto)).all(axis=2, keepdims=True)
+    yield "reduce_scatter", scattered & at_once
+    yield "all_reduce", moves["all_reduce"] | (scattered & ~at_once)
+    yield "all_slice", moves["all_slice"] | (scattered & ~at_once)
+    yield "all_to_all", moves["all_to_all"]
+    for dim in range(int(a.max(initial=NONE)) + 1):
+        yield "all_gather", moves["all_gather"] & (a == dim)
 
 
 def _subsets(moves: np.ndarray, *, together: bool) -> list[tuple[int, ...]]:
@@ -128,7 +140,7 @@ def reshard_path(source: np.ndarray, target: np.ndarray) -> list[np.ndarray]:
 
     The SPMD partitioner replicates a tensor as a last resort ("involuntary full rematerialization") when one
     constraint asks for a slice over one axis and a gather over another at once; asked one move at a time it does
-    each as the collective it is.  So: all slices, then each all_to_all, then all gathers.
+    each as the collective it is.  So: all slices, then each all_to_all, then the gathers of each dimension.
     """
     path: list[np.ndarray] = []
     row = source.copy()
@@ -143,5 +155,6 @@ def reshard_path(source: np.ndarray, target: np.ndarray) -> list[np.ndarray]:
     for axis in range(len(row)):
         crosses = (row >= 0) & (target >= 0) & (row != target)
         move(crosses & (np.arange(len(row)) == axis))
-    move((row >= 0) & (target == NONE))
+    for dim in range(int(source.max(initial=NONE)) + 1):
+        move((row == dim) & (target == NONE))
     return path
