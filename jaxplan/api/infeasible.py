@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ..cost import CostModel, simulate_memory
+from ..cost import CostModel, MemoryProfile, simulate_memory
 from ..hardware import axis_links
-from ..search import least_peak
+from ..search import least_peak, solve
 from ..search.build import Allowed, build
-from ..search.space import decide
+from ..search.space import Space, decide
 from ..sharding import MeshAxes
 from ..units import format_bytes
 
@@ -17,6 +20,11 @@ if TYPE_CHECKING:
     from .candidates import Nothing, Pipeline
 
 _LARGEST_GROWTH = 64
+"""Times as many devices as the user has, at most, in the advice on a larger mesh."""
+_NEAR = 1.02
+"""A peak this much over the least is as good to tell a user, and leaves room for a sensible plan."""
+_PATIENCE_S = 20.0
+"""A refusal is not worth a longer search."""
 
 
 def explain_infeasible(pipeline: Pipeline, outcome: Nothing, pins: Mapping[int, Allowed]) -> str:
@@ -28,14 +36,12 @@ def explain_infeasible(pipeline: Pipeline, outcome: Nothing, pins: Mapping[int, 
         pipeline.budget_bytes,
     )
     mesh = ", ".join(f"{n}={s}" for n, s in target.axes)
-    least = least_peak(space.problem)
-    if not least.assignment:
+    memory = _least_memory(pipeline, space, target.axes)
+    if memory is None:
         return (
             f"no plan for `{traced.name}` on mesh ({mesh}): the constraints leave no possible layout "
             f"({outcome.result.reason}). Loosen them with PartitionSpec.UNCONSTRAINED."
         )
-    decision = decide(space, least.assignment)
-    memory = pipeline.simulate(decision)
     parts = ", ".join(
         f"{format_bytes(size)} {part}" for part, size in sorted(memory.parts.items(), key=lambda p: -p[1])
     )
@@ -60,19 +66,25 @@ def explain_infeasible(pipeline: Pipeline, outcome: Nothing, pins: Mapping[int, 
 
 
 def _smallest_mesh(pipeline: Pipeline) -> MeshAxes | None:
-    """Grow one mesh axis at a time by doubling; the first mesh whose least peak fits, or None."""
+    """Grow one mesh axis at a time by doubling; the first mesh that fits, or None when none is found in time."""
     axes = pipeline.target.axes
+    deadline = time.monotonic() + _PATIENCE_S
     growth = 2
     while growth <= _LARGEST_GROWTH:
         for grown in range(len(axes)):
+            if time.monotonic() > deadline:
+                return None
             larger = tuple((n, s * growth if a == grown else s) for a, (n, s) in enumerate(axes))
-            if _least_bytes(pipeline, larger) <= pipeline.budget_bytes:
+            memory = _least_memory(
+                pipeline, _space(pipeline, larger), larger, only_within=pipeline.budget_bytes
+            )
+            if memory is not None and memory.peak_bytes <= pipeline.budget_bytes:
                 return larger
         growth *= 2
     return None
 
 
-def _least_bytes(pipeline: Pipeline, axes: MeshAxes) -> int:
+def _space(pipeline: Pipeline, axes: MeshAxes) -> Space:
     links = axis_links(pipeline.target.profile, axes)
     model = CostModel(
         profile=pipeline.target.profile,
@@ -80,8 +92,27 @@ def _least_bytes(pipeline: Pipeline, axes: MeshAxes) -> int:
         links=tuple(links[n] for n, _ in axes),
         exposed=pipeline.model.exposed,
     )
-    graph = pipeline.traced.graph
-    space = build(graph, model, limit_bytes=None, max_strategies=pipeline.options.max_strategies)
-    decision = decide(space, least_peak(space.problem).assignment)
-    memory = simulate_memory(graph, axes, pipeline.stored, pipeline.kinds, decision.values, decision.reads)
-    return memory.peak_bytes
+    return build(
+        pipeline.traced.graph, model, limit_bytes=None, max_strategies=pipeline.options.max_strategies
+    )
+
+
+def _least_memory(
+    pipeline: Pipeline, space: Space, axes: MeshAxes, *, only_within: float = math.inf
+) -> MemoryProfile | None:
+    """Memory of the cheapest assignment near the least peak; None when nothing is possible (or within reach).
+
+    The assignment of the least peak itself reshards as it likes, which its rows don't see: near it, the cheapest one
+    has no copies but those that it needs.
+    """
+    least = least_peak(space.problem)
+    if not least.assignment or least.peak_bytes > only_within:
+        return None
+    near = dataclasses.replace(space.problem, limit_bytes=int(least.peak_bytes * _NEAR) + 1)
+    cheap = solve(
+        near, time_limit_s=_PATIENCE_S, relative_gap=0.01, seed=pipeline.options.seed, hint=least.assignment
+    )
+    decision = decide(space, cheap.assignment or least.assignment)
+    return simulate_memory(
+        pipeline.traced.graph, axes, pipeline.stored, pipeline.kinds, decision.values, decision.reads
+    )

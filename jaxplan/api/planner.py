@@ -61,7 +61,7 @@ def _template(pipeline: Pipeline) -> dict[int, Allowed]:
     if pins is None:
         raise ArgumentError(
             f"template {pipeline.options.search!r} cuts the batch over one mesh axis and tensors over another: mesh "
-            f"({', '.join(f'{n}={s}' for n, s in pipeline.target.axes)}) has only one. Use \"fsdp\" or \"megatron\", "
+            f'({", ".join(f"{n}={s}" for n, s in pipeline.target.axes)}) has only one. Use "fsdp" or "megatron", '
             "or a mesh of two axes"
         )
     return pins
