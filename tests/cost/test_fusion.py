@@ -1,0 +1,100 @@
+"""Laws of fusion: what a step must read and write at the least, and what stays alive for what is computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxplan.cost import Traffic, simulate_memory, traffic
+from jaxplan.ir import Graph, trace
+from jaxplan.search.space import graph_rules
+
+SIDE = 256
+SIZE = SIDE * SIDE * 4
+MATRIX = jax.ShapeDtypeStruct((SIDE, SIDE), jnp.float32)
+CHEAP: tuple[Callable[[Any], Any], ...] = (jnp.sin, jnp.abs, lambda x: x * 2, lambda x: x.T, lambda x: x + 1)
+
+
+def crossing(fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = ()) -> tuple[Graph, Traffic]:
+    graph = trace(fn, args, {}, donate_argnums=donate).graph
+    return graph, traffic(graph, graph_rules(graph))
+
+
+def whole(amounts: tuple[tuple[float, ...], ...]) -> float:
+    """How many times a whole matrix crosses; vectors don't count."""
+    return sum(size // SIZE for sizes in amounts for size in sizes)
+
+
+@settings(deadline=None, max_examples=20)
+@given(chain=st.lists(st.sampled_from(CHEAP), min_size=1, max_size=12))
+def test_a_chain_of_cheap_operations_reads_its_argument_and_writes_its_result(
+    chain: list[Callable[[Any], Any]],
+) -> None:
+    def step(x: Any) -> Any:
+        for fn in chain:
+            x = fn(x)
+        return x
+
+    _, crossed = crossing(step, MATRIX)
+    assert (whole(crossed.reads), whole(crossed.writes)) == (1, 1)
+
+
+@pytest.mark.parametrize("uses", [1, 2, 5])
+def test_one_kernel_reads_a_tensor_once(uses: int) -> None:
+    _, crossed = crossing(lambda x: sum(jnp.sin(x * n) for n in range(1, uses + 1)), MATRIX)
+    assert whole(crossed.reads) == 1
+
+
+def test_softmax_reads_once_for_the_maximum_once_for_the_sum_once_for_the_quotient() -> None:
+    _, crossed = crossing(lambda x: jax.nn.softmax(x, axis=-1), MATRIX)
+    assert (whole(crossed.reads), whole(crossed.writes)) == (3, 1)
+
+
+def test_what_follows_a_product_is_written_instead_of_the_product() -> None:
+    graph, crossed = crossing(lambda x, w, b: jax.nn.relu(x @ w + b), MATRIX, MATRIX, MATRIX)
+    (product,) = [op for op in graph.ops if op.primitive == "dot_general"]
+    assert not crossed.stored[product.results[0]]
+    assert (whole(crossed.reads), whole(crossed.writes)) == (3, 1)
+
+
+def test_a_product_that_two_kernels_read_is_written() -> None:
+    graph, crossed = crossing(lambda x: jax.nn.softmax(x @ x, axis=-1), MATRIX)
+    (product,) = [op for op in graph.ops if op.primitive == "dot_general"]
+    assert crossed.stored[product.results[0]]
+
+
+def peak(fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = ()) -> int:
+    """Matrices alive at the peak of an unpartitioned step."""
+    graph, crossed = crossing(fn, *args, donate=donate)
+    row = np.full(1, -1, np.int8)
+    values = {v.index: row for v in graph.values if not v.constant}
+    reads = {(op.index, i): row for op in graph.ops for i, v in enumerate(op.operands) if v in values}
+    memory = simulate_memory(graph, (("x", 2),), crossed.stored, ["state"] * len(graph.inputs), values, reads)
+    return memory.peak_bytes // SIZE
+
+
+def test_the_next_value_of_a_donated_argument_is_written_over_it() -> None:
+    def step(state: Any, gradient: Any) -> Any:
+        return {"w": state["w"] * 0.9 + gradient}
+
+    assert peak(step, {"w": MATRIX}, MATRIX, donate=(0,)) == 2
+    assert peak(step, {"w": MATRIX}, MATRIX) == 3
+
+
+def test_what_is_computed_again_keeps_alive_what_it_is_computed_from() -> None:
+    def step(x: Any, keep: bool) -> Any:
+        first = x @ x
+        again = jnp.sin(first)
+        second = first @ first
+        third = second @ second
+        return third + again if keep else third
+
+    without = peak(lambda x: step(x, False), MATRIX)
+    assert peak(lambda x: step(x, True), MATRIX) == without + 1
