@@ -82,7 +82,7 @@ def test_a_changed_model_is_refused(plan: Plan, mesh_4x2: Mesh, tmp_path: Path) 
 
 def test_it_prints_explains_and_exports(plan: Plan, mesh_4x2: Mesh, tmp_path: Path) -> None:
     lines = str(plan).splitlines()
-    assert max(map(len, lines)) <= 120
+    assert max(map(len, lines)) <= 120, [x for x in lines if len(x) > 120]
     assert any("{up" in line or "up" in line.split() for line in lines)
     assert "state/params/up" in plan.explain("params/up")
     plan.to_html(tmp_path / "plan.html")
