@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 
 from ..units import format_bytes, format_seconds
-from .columns import WIDTH, aligned, bar, percent
+from .columns import WIDTH, aligned, bar, percent, shortened
 from .folding import TensorRow, fold_collectives, fold_tensors
 from .plan import Plan
 from .words import runs_text, spec_text, type_text
