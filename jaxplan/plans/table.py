@@ -190,7 +190,7 @@ def _memory(plan: Plan) -> list[str]:
         (name, format_bytes(size), percent(share), bar(share))
         for (name, size), share in zip(parts, shares, strict=True)
     ]
-    where = f", reached at {shortened(cost.peak_where, 50)}" if cost.peak_where else ""
+    where = f", reached at {shortened(cost.peak_where, 44)}" if cost.peak_where else ""
     free = f"{format_bytes(plan.budget_bytes - cost.peak_bytes)} of the budget stay free"
     return [f"Memory {format_bytes(cost.peak_bytes)} a device{where}; {free}", *aligned(rows, right=(1, 2))]
 
