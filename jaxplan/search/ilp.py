@@ -28,6 +28,7 @@ and on Ctrl-C the best known assignment is returned while the thread runs out.
 
 from __future__ import annotations
 
+import atexit
 import datetime
 import math
 import threading
@@ -65,8 +66,11 @@ INTEGRAL = 1e-6
 #: Seconds that the engine is given beyond its own time limit before it is left to itself.
 GRACE_S = 1.0
 
+#: Seconds that the end of the process waits for an engine that was left to itself.
+EXIT_WAIT_S = 10.0
+
 #: Relaxations of more columns than this take HiGHS long enough to look for a core first.
-MOST_COLUMNS = 30_000
+MOST_COLUMNS = 40_000
 
 #: The first core reaches this far over the bound, relatively; each next one four times as far.
 CORE_REACH, CORE_GROWTH = 1e-5, 4.0
@@ -114,6 +118,7 @@ class Engine:
         # Imported where it is used: planning by template needs no solver, and importing it takes half a
         # second.
         from ortools.math_opt.python import mathopt
+        from ortools.math_opt.solvers import highs_pb2
 
         left_s = self.deadline - time.monotonic()
         if left_s <= 0:
@@ -124,6 +129,8 @@ class Engine:
             time_limit=None if math.isinf(left_s) else datetime.timedelta(seconds=left_s),
             relative_gap_tolerance=relative_gap,
             random_seed=self.seed,
+            # Its worker threads gain nothing on these programs, and don't outlive an exit.
+            highs=highs_pb2.HighsOptionsProto(int_options={"threads": 1}, string_options={"parallel": "off"}),
         )
         wanted = mathopt.ModelSolveParameters(
             variable_values_filter=mathopt.VariableFilter(filtered_items=variables),
@@ -158,10 +165,15 @@ class Engine:
 
         thread = threading.Thread(target=work, daemon=True, name="jaxplan-highs")
         thread.start()
-        while thread.is_alive():
-            thread.join(0.05)
-            if time.monotonic() > self.deadline + GRACE_S:
-                raise OutOfTime
+        try:
+            while thread.is_alive():
+                thread.join(0.05)
+                if time.monotonic() > self.deadline + GRACE_S:
+                    raise OutOfTime
+        except (OutOfTime, KeyboardInterrupt):
+            # A process that ends under a running HiGHS aborts: let it come to its own time limit, within reason.
+            atexit.register(thread.join, EXIT_WAIT_S)
+            raise
         if isinstance(box[0], BaseException):
             raise SolverError(f"HiGHS failed: {box[0]!r}") from box[0]
         return box[0]

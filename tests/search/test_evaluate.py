@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxplan.errors import ArgumentError
-from jaxplan.search import Node, StrategyProblem, evaluate
+from jaxplan.search import Node, StrategyProblem, Usage, evaluate
 from tests.search.problems import random_problem
 
 
@@ -38,8 +38,6 @@ def test_equals_plain_loops(seed: int) -> None:
 
 
 def test_memory_is_exact_where_floats_are_not() -> None:
-    from jaxplan.search import Usage
-
     big = 2**53 + 1  # not a float64
     problem = StrategyProblem(
         nodes=(Node(name="a", costs_s=np.zeros(1)),),
