@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, Mesh
 
 from ..errors import ArgumentError, PlanMismatchError
 from ..ir import Traced, trace
@@ -105,7 +105,7 @@ class _Variant:
         )
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the step.  This is what every step of a training loop pays: nothing here looks at the leaves."""
+        """Run the step on its dynamic arguments."""
         try:
             with outside_any_mesh():
                 if self.takes_explicit:
@@ -152,15 +152,16 @@ class ShardedStep:
     def __init__(
         self, fn: Callable[..., Any], mesh: Any, *, donate_argnums: Sequence[int], static_argnums: Sequence[int],
         static_argnames: Sequence[str], hardware: Any, memory_budget: int | str | None,
-        constraints: Mapping[str, Any] | None, options: Options, fixed: Plan | None = None,
+        constraints: Mapping[str, Any] | None, options: Options,
     ) -> None:  # fmt: skip
         functools.update_wrapper(self, fn)
         self._fn, self._target = fn, target_of(mesh, hardware)
         self._donate, self._static, self._static_names = donate_argnums, static_argnums, static_argnames
         self._budget = budget_of(self._target, memory_budget)
-        self._constraints, self._options, self._fixed = constraints, options, fixed
+        self._constraints, self._options = constraints, options
         self._variants: dict[Hashable, _Variant] = {}
-        self._last: dict[Hashable, _Variant] = {}
+        self._last: dict[Hashable, _Variant] = {}  # by static arguments, the latest
+        self._direct: _Variant | None = None  # the latest, if jax.jit can take its arguments as they come
 
     # -- signatures ---------------------------------------------------------------------------------------
 
@@ -217,8 +218,8 @@ class ShardedStep:
         )  # fmt: skip
         donated = {n % len(args) for n in self._donate} if args else set()
         donate = [i for i, n in enumerate(n for n in range(len(args)) if n not in positions) if n in donated]
-        if self._fixed is not None:
-            plan = _bound(self._fixed, traced, self._target)
+        if self._options.plan is not None:
+            plan = _bound(self._options.plan, traced, self._target)
         else:
             plan = make_plan(traced, self._target, self._budget, self._constraints, self._options)
         return _Variant(traced, plan, self._target, donate, bool(dynamic_kwargs))
@@ -226,6 +227,19 @@ class ShardedStep:
     # -- what users call ----------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        variant = self._direct
+        if variant is not None and not kwargs and jax.sharding.get_abstract_mesh().empty:
+            # What every step of a training loop pays beside jax.jit: a few microseconds, and no look at the leaves.
+            try:
+                return variant.jitted(*args)
+            except (_OtherSignature, _ExplicitArguments):
+                pass
+            except ValueError as error:
+                raise describe_misplaced(error, variant.plan, variant.in_trees, args, kwargs) from error
+        return self._call(args, kwargs)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Any call: the first of its signature, with static or keyword arguments, under a mesh, Explicit arrays."""
         static, dynamic, dynamic_kwargs = self._split(args, kwargs)
         variant = self._last.get(static)
         if variant is not None:
@@ -235,10 +249,13 @@ class ShardedStep:
                 pass
         variant = self._variant(args, kwargs)
         try:
-            return variant.call(dynamic, dynamic_kwargs)
+            result = variant.call(dynamic, dynamic_kwargs)
         except _ExplicitArguments:
             variant.takes_explicit = True
-            return variant.call(dynamic, dynamic_kwargs)
+            result = variant.call(dynamic, dynamic_kwargs)
+        plain = not kwargs and not self._static and not self._static_names and not variant.takes_explicit
+        self._direct = variant if plain else None
+        return result
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The Plan for these arguments: arrays or ShapeDtypeStructs; nothing is allocated."""
@@ -328,6 +345,8 @@ def auto_shard(
     Raises:
       MeshError, HardwareError, ArgumentError: at once.  ConstraintError, InfeasibleError: when it plans.
     """
+    if isinstance(train_step, (Mesh, AbstractMesh)) and mesh is None:  # @auto_shard(mesh, ...)
+        train_step, mesh = None, train_step
     if train_step is not None and not callable(train_step):
         raise ArgumentError(
             f"auto_shard's first argument must be the step, a function; got {type(train_step).__name__}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ArgumentError
+from ..plans import Plan
 
 TEMPLATES = ("data", "zero1", "fsdp", "megatron", "tensor_fsdp")
 """The hand-written plans that every search is compared with, also available by name."""
@@ -28,6 +29,8 @@ class Options:
       strict: a primitive without a sharding rule is an error instead of a warning.
       max_strategies: of one operation (large meshes); see `search.build`.
       seed: of the search.
+      plan: a Plan to run instead of searching, such as `jaxplan.load_plan(path, mesh)`; refused when the step, its
+        leaves or the mesh are not those it was made for.
       progress: print what is going on to stderr; None: only when it is a terminal.
     """
 
@@ -40,6 +43,7 @@ class Options:
     strict: bool = False
     max_strategies: int = 96
     seed: int = 0
+    plan: Plan | None = None
     progress: bool | None = None
 
     def __post_init__(self) -> None:
