@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -86,13 +87,14 @@ def distances(found: list[tuple[str, np.ndarray]], wanted: list[tuple[str, np.nd
     }
 
 
-def cuts_state(plan: jaxplan.Plan) -> bool:
-    """Whether any parameter or optimizer moment is cut at all."""
-    return any(t.layout.shards(plan.axes) > 1 for t in plan.inputs if t.kind in ("parameter", "optimizer"))
+def cuts(plan: jaxplan.Plan, search: str) -> bool:
+    """Whether a template cuts parameters or moments; whether the free search cuts any argument."""
+    kinds = ("parameter", "optimizer", "batch") if search == "ilp" else ("parameter", "optimizer")
+    return any(t.layout.shards(plan.axes) > 1 for t in plan.inputs if t.kind in kinds)
 
 
 def planned(model: str, config_name: str, mesh_name: str, search: str) -> list[tuple[str, np.ndarray]]:
-    """The planned run; fails unless the plan cuts state, and the state comes back cut as it says."""
+    """The planned run; fails unless the plan cuts arguments, and the state comes back cut as it says."""
     state, batches = inputs(model, config_name)
 
     def sharded(memory_budget: int | None) -> tuple[Any, jaxplan.Plan]:
@@ -107,12 +109,12 @@ def planned(model: str, config_name: str, mesh_name: str, search: str) -> list[t
         return step, step.plan(state, batches[0])
 
     step, plan = sharded(None)
-    if not cuts_state(plan):
+    if not cuts(plan, search):
         # The whole state on every device is fastest for models as small as these: leave no room for it.
         whole = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         step, plan = sharded(plan.cost.peak_bytes - whole // 4)
     assert plan.search == search
-    assert cuts_state(plan)
+    assert cuts(plan, search)
     assert any(c.wire_bytes > 0 for c in plan.collectives)
     shards = {t.path: t.layout.shards(plan.axes) for t in plan.inputs}
 
@@ -125,14 +127,34 @@ def planned(model: str, config_name: str, mesh_name: str, search: str) -> list[t
     return run(checked_step, state, batches)
 
 
+@functools.cache
+def own_rounding(model: str, config_name: str) -> dict[str, float]:
+    """How far f32 is from f64 on one device, leaf by leaf."""
+
+    def wider(tree: Any) -> Any:
+        return jax.tree.map(lambda a: a.astype(np.float64) if a.dtype == np.float32 else a, tree)
+
+    state, batches = inputs(model, config_name)
+    with jax.enable_x64(True):
+        config = dataclasses.replace(models.get_config(model, config_name), dtype="float64")
+        exact = run(jax.jit(models.get(model).make_train_step(config)), wider(state), wider(batches))
+    return distances(unsharded(model, config_name), exact)
+
+
 def check_f32(model: str, config_name: str, mesh_name: str, search: str) -> None:
+    """Within 1e-5; a leaf of sums that nearly cancel (biases of attention), which f32 on one device gets as wrong
+    as that by itself, within a few times its own rounding."""
     far = distances(planned(model, config_name, mesh_name, search), unsharded(model, config_name))
-    assert {path: d for path, d in far.items() if not d <= F32_TOLERANCE} == {}
+    beyond = {path: d for path, d in far.items() if not d <= F32_TOLERANCE}
+    if beyond:
+        own = own_rounding(model, config_name)
+        beyond = {path: (d, own[path]) for path, d in beyond.items() if not d <= 4 * own[path]}
+    assert beyond == {}
 
 
 # The quick set: every model, every search and every mesh at least once.  `make test-slow` runs all of them.
 QUICK = {
-    ("gpt", "4x2", "megatron"), ("gpt", "2x2x2", "tensor_fsdp"),
+    ("gpt", "4x2", "fsdp"), ("gpt", "2x2x2", "tensor_fsdp"),
     ("llama", "4x2", "ilp"), ("llama", "4x2", "tensor_fsdp"),
     ("lstm", "4x2", "fsdp"), ("lstm", "4x2", "megatron"),
     ("mlp", "8", "zero1"), ("mlp", "4x2", "ilp"), ("mlp", "4x2", "tensor_fsdp"), ("mlp", "2x2x2", "megatron"),
