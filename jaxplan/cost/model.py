@@ -91,7 +91,7 @@ class CostModel:
                 local_bytes += size / pieces(places, self.axes)
         if fused(op, rule):
             # a fused operation starts no kernel of its own: no floor, only its share of the traffic
-            return np.asarray(local_bytes / self._hbm_rate())
+            return self.memory_seconds(local_bytes)
         flops = rule.flops * options.shares
         dtype = graph.values[op.operands[0]].dtype if op.operands else "float32"
         dims = None
@@ -111,10 +111,11 @@ class CostModel:
             moved, places = op.results[0], options.results[0]
         else:
             return np.zeros(len(options))
-        return graph.values[moved].bytes / pieces(places, self.axes) / self._hbm_rate()
+        return self.memory_seconds(graph.values[moved].bytes / pieces(places, self.axes))
 
-    def _hbm_rate(self) -> float:
-        return self.profile.hbm_bytes_per_s * self.profile.hbm_efficiency
+    def memory_seconds(self, local_bytes: np.ndarray) -> np.ndarray:
+        """Seconds to read or write that much of one device's memory, of its shape."""
+        return np.asarray(local_bytes / (self.profile.hbm_bytes_per_s * self.profile.hbm_efficiency))
 
     def _dims(
         self, rule: Rule, options: Strategies, elements: int

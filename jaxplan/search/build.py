@@ -111,7 +111,8 @@ class _Builder:
         return len(self.nodes) - 1
 
     def _value_node(self, value: int, places: np.ndarray, label: str) -> Port:
-        port = Port(node=self._node(np.zeros(len(places)), label), places=places)
+        held = self.graph.values[value].bytes / pieces(places, self.axes)
+        port = Port(node=self._node(_HOLDING * self.model.memory_seconds(held), label), places=places)
         self.values[value] = port
         return port
 
@@ -317,6 +318,10 @@ class _Builder:
         if self._cache[key].any():
             self.usages.append(Usage(node=port.node, start=start, stop=stop, bytes=self._cache[key]))
 
+
+_HOLDING = 1e-3
+"""Share of the time to read an argument that holding it costs, so that of equals the one that holds less is taken:
+slicing is free, and so would be a whole batch on every device."""
 
 _LATER_DIMENSION = 1e-4
 """Share by which communication on the next dimension is dearer, so that equals are cut where pieces are contiguous
