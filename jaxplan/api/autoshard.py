@@ -105,7 +105,18 @@ class _Variant:
         )
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the step on its dynamic arguments."""
+        """Run the step on its dynamic arguments.
+
+        Raises:
+          _OtherSignature: they are not those that it was planned for.
+        """
+        try:
+            return self._call(args, kwargs)
+        except _ExplicitArguments:
+            self.takes_explicit = True
+            return self._call(args, kwargs)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             with outside_any_mesh():
                 if self.takes_explicit:
@@ -241,17 +252,11 @@ class ShardedStep:
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Any call: the first of its signature, with static or keyword arguments, under a mesh, Explicit arrays."""
         static, dynamic, dynamic_kwargs = self._split(args, kwargs)
-        variant = self._last.get(static)
-        if variant is not None:
-            try:
-                return variant.call(dynamic, dynamic_kwargs)
-            except (_OtherSignature, _ExplicitArguments):
-                pass
-        variant = self._variant(args, kwargs)
+        variant = self._last.get(static) or self._variant(args, kwargs)
         try:
             result = variant.call(dynamic, dynamic_kwargs)
-        except _ExplicitArguments:
-            variant.takes_explicit = True
+        except _OtherSignature:
+            variant = self._variant(args, kwargs)
             result = variant.call(dynamic, dynamic_kwargs)
         plain = not kwargs and not self._static and not self._static_names and not variant.takes_explicit
         self._direct = variant if plain else None

@@ -1,16 +1,17 @@
 """What stays in memory and what crosses it, when XLA fuses a step into kernels.
 
 A kernel is one contraction, or none, with the elementwise work and data movement before and after it.  It is
-found by levels: an operation runs at the level of its latest operand; what a reduction makes, and what an
-operation that can't be fused reads, is a level later, for it must be complete in memory first.  Values live in
-registers inside a level.  A cheap value that a later level needs again is computed there again from what is in
-memory, as XLA's fusion duplicates cheap producers, unless that would read more than storing it writes and reads.
-Each level reads a tensor once, however many of its operations use it: XLA fuses siblings that share an operand
-(xla/service/instruction_fusion.h, multi_output_fusion.h).
+found by levels: an operation runs at the level of its latest operand; what a reduction makes, and what a contraction
+or an operation that can't be fused reads, is a level later.  Values live in registers inside a level.  A cheap value
+that a later level needs again is computed there again from what is in memory, as XLA's fusion duplicates cheap
+producers, unless that would read more than storing it writes and reads.  Each level reads a tensor once, however many
+of its operations use it: XLA fuses siblings that share an operand (xla/service/instruction_fusion.h,
+multi_output_fusion.h).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -30,6 +31,13 @@ _REDUCTIONS = frozenset(
     {"argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum"}
 )
 """Reductions: the root of a kernel, fused with what makes their operand."""
+
+
+_EXPENSIVE = frozenset(
+    {"acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh", "div", "erf", "erf_inv", "erfc",
+     "exp", "exp2", "expm1", "lgamma", "log", "log1p", "logistic", "pow", "rsqrt", "sin", "sinh", "sqrt", "tan", "tanh"}
+)  # fmt: skip
+"""What no contraction computes again for its operand (xla/service/instruction_fusion.cc, IsExpensive)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,8 +141,11 @@ class _Kernels:
             if self.rules[op.index].source:
                 continue
             kind = self.kinds[op.index]
-            whole = list(op.operands) if kind == "heavy" or op.primitive == "scan_slice" else []
-            if kind in ("heavy", "reduction") and not self.rules[op.index].matmul:
+            matmul = self.rules[op.index].matmul
+            whole = (
+                list(op.operands) if (kind == "heavy" and not matmul) or op.primitive == "scan_slice" else []
+            )
+            if kind in ("heavy", "reduction") and not matmul:
                 whole += op.results
             if op.primitive in ("scan_stack", "carry_init", "cond_join"):
                 whole += op.results
@@ -146,16 +157,19 @@ class _Kernels:
     def _find_leaves(self) -> None:
         """From which stored values a kernel computes each value again; stores what it can't and a later level reads."""
         crosses = [False] * len(self.graph.values)
+        contracted = [False] * len(self.graph.values)
         for op in self.graph.ops:
             for value in op.operands:
                 crosses[value] |= self.value_level[value] < self.op_level[op.index]
+                contracted[value] |= self.rules[op.index].matmul
         for value in (*self.graph.inputs, *self.graph.constants):
             self.leaves[value] = {value: self.graph.values[value].bytes}
         for op in self.graph.ops:
             for value in op.results:
                 if not self.stored[value]:
                     self.leaves[value] = self._from_operands(op, value)
-                    if crosses[value] and self.leaves[value] is None and not self.source[value]:
+                    dear = self.leaves[value] is None or (contracted[value] and self._expensive(op, value))
+                    if crosses[value] and dear and not self.source[value]:
                         self.stored[value] = True
                 if self.stored[value]:
                     self.leaves[value] = {value: self.graph.values[value].bytes}
@@ -173,6 +187,23 @@ class _Kernels:
                     return None
                 leaves.update(found)
         return leaves if sum(leaves.values()) <= 2 * self.graph.values[value].bytes else None
+
+    def _expensive(self, op: Op, value: int) -> bool:
+        """Whether computing `value` again takes an expensive function of at least half as many elements."""
+        ops, todo = self.graph.ops, [op]
+        least = math.prod(self.graph.values[value].shape) / 2
+        while todo:
+            op = todo.pop()
+            made = max((math.prod(self.graph.values[v].shape) for v in op.results), default=0)
+            if made < least:
+                continue
+            if op.primitive in _EXPENSIVE:
+                return True
+            fresh = [
+                v for v in op.operands if not self.stored[v] and not self.source[v] and self.producers[v] >= 0
+            ]
+            todo += [ops[self.producers[v]] for v in fresh if self.kinds[self.producers[v]] == "fused"]
+        return False
 
     def traffic(self) -> Traffic:
         """See `Traffic`."""
@@ -210,7 +241,7 @@ class _Kernels:
         if self.source[value]:
             return 0.0
         if self.kinds[op.index] == "heavy":
-            return self.graph.values[value].bytes
+            return sum((self.leaves[value] or {value: self.graph.values[value].bytes}).values())
         level = self.op_level[op.index]
         if self._at_hand(value, op, level):
             return 0.0
@@ -223,8 +254,8 @@ class _Kernels:
         return total
 
     def _at_hand(self, value: int, op: Op, level: int) -> bool:
-        """Whether the kernel that `op` is part of makes `value` itself (or has paid for it as its loop's slice)."""
+        """Whether the kernel that `op` is part of makes `value` itself."""
         return self._here(value, op) and self.value_level[value] == level and not self._buffer(value)
 
     def _buffer(self, value: int) -> bool:
-        return self.graph.ops[self.producers[value]].primitive in ("scan_stack", "carry_init", "cond_join")
+        return self.graph.ops[self.producers[value]].primitive in LOOP_EDGES

@@ -83,7 +83,9 @@ class CostModel:
           crossing: what each operation reads from memory and writes to it.
         """
         if op.primitive in LOOP_EDGES:
-            return self._loop_edge_seconds(op, options, graph, crossing.stored)
+            # a slice is read by those who use it, a stack is written here
+            moved = graph.values[op.operands[0]].bytes if op.primitive == "scan_stack" else 0.0
+            return self.memory_seconds(moved / pieces(options.operands[0], self.axes))
         local_bytes = np.zeros(len(options))
         sizes = (*crossing.reads[op.index], *crossing.writes[op.index])
         for size, places in zip(sizes, (*options.operands, *options.results), strict=True):
@@ -100,18 +102,6 @@ class CostModel:
         return np.asarray(
             roofline_seconds(flops, local_bytes, dtype, self.profile, matmul=rule.matmul, dims=dims)
         )
-
-    def _loop_edge_seconds(
-        self, op: Op, options: Strategies, graph: Graph, stored: Sequence[bool]
-    ) -> np.ndarray:
-        """One iteration's slice is read by whoever uses it, or here when that is fused; a stack is written."""
-        if op.primitive == "scan_stack":
-            moved, places = op.operands[0], options.operands[0]
-        elif op.primitive == "scan_slice" and not stored[op.results[0]]:
-            moved, places = op.results[0], options.results[0]
-        else:
-            return np.zeros(len(options))
-        return self.memory_seconds(graph.values[moved].bytes / pieces(places, self.axes))
 
     def memory_seconds(self, local_bytes: np.ndarray) -> np.ndarray:
         """Seconds to read or write that much of one device's memory, of its shape."""

@@ -17,7 +17,6 @@ from ..errors import TraceError
 from .flatten import Flattener, live_ops
 from .graph import Graph
 
-
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 """Where an object lies in memory, as a function in a parameter prints it: no two processes agree on it."""
 

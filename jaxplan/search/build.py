@@ -161,9 +161,8 @@ class _Builder:
 
     def _op_cost(self, op: Op, rule: Rule, options: Strategies) -> np.ndarray:
         moved = (self.crossing.reads[op.index], self.crossing.writes[op.index])
-        kept = tuple(self.stored[v] for v in op.results)
         dtype = self.graph.values[op.operands[0]].dtype if op.operands else ""
-        key = ("cost", id(rule), op.trips, moved, kept, dtype, op.primitive)
+        key = ("cost", id(rule), op.trips, moved, dtype, op.primitive)
         if key not in self._cache:
             seconds = self.model.op_seconds(op, rule, options, self.graph, self.crossing)
             self._cache[key] = np.ascontiguousarray(seconds * op.trips, np.float64)

@@ -9,9 +9,9 @@ import numpy as np
 
 from .base import Incumbent, SearchResult, Termination
 from .descend import Descent
-from .ilp import Engine, OutOfTime
+from .ilp import Engine
 from .problem import Edge, Floats, Ints, StrategyProblem
-from .program import Program, Timeline
+from .program import OutOfTime, Program, Timeline
 from .reduce import reduce
 
 #: A row for each of so many peaks, a round.

@@ -26,6 +26,25 @@ class Rows:
     coefficient: Floats
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Answer:
+    """What one run of the engine said: values of the x columns, a bound in the objective's own unit.
+
+    `proved` says that the values are optimal within the gap asked for; `infeasible` that there are none.
+    `prices` are what one unit more in each row would save (relaxations only).
+    """
+
+    values: Floats
+    prices: Floats
+    bound: float
+    proved: bool
+    infeasible: bool
+
+
+class OutOfTime(Exception):
+    """The time of the search is over, and the engine has nothing to show for it."""
+
+
 class Program:
     """Columns and rows over some `nodes` of a problem, with all edges between them.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jaxplan.search import Edge, Node, StrategyProblem, Termination, evaluate, ilp
+from jaxplan.search import Edge, Node, StrategyProblem, Termination, evaluate, ilp, rounds
 from jaxplan.search.dual import DualAscent
 from jaxplan.search.exhaustive import solve as exhaustive
 from jaxplan.search.reduce import reduce
@@ -57,7 +57,7 @@ def test_on_a_tree_the_bound_is_the_optimum() -> None:
 
 @pytest.mark.parametrize("block", range(4))
 def test_cores_lead_to_the_optimum(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ilp, "MOST_COLUMNS", 0)
+    monkeypatch.setattr(rounds, "MOST_COLUMNS", 0)
     for seed in range(800 + block * 50, 850 + block * 50):
         problem = random_problem(seed)
         optimum, result = exhaustive(problem), ilp.solve(problem, relative_gap=0.0)
