@@ -31,11 +31,10 @@ class Termination(enum.Enum):
 class SearchResult:
     """The best assignment found, what it costs, and what is known of the least possible cost.
 
-    `bound_s` is a proved lower bound on every feasible assignment (-inf when nothing is known).  INFEASIBLE
-    is a proof: `assignment` is then the one with the least peak, which `peak_bytes` gives and no assignment
-    goes under (empty, with -1 bytes, when the pairs alone forbid everything); `reason` says which constraint.
-    An assignment may also be empty under TIME_LIMIT and INTERRUPTED: nothing feasible was found, nothing
-    proved.
+    `bound_s` is a proved lower bound on every feasible assignment (-inf when nothing is known).  INFEASIBLE is
+    a proof: `assignment` is then the one with the least peak, which `peak_bytes` gives and no assignment goes
+    under (empty, with -1 bytes, when the pairs alone forbid everything); `reason` says which constraint. An
+    assignment may also be empty under TIME_LIMIT and INTERRUPTED: nothing feasible was found, nothing proved.
     """
 
     assignment: tuple[int, ...]
@@ -101,9 +100,7 @@ class Incumbent:
         return time.monotonic() - self.started
 
     def offer(self, assignment: Sequence[int], claimed_s: float | None = None) -> bool:
-        """Keep the assignment if it is feasible and cheaper; SolverError if it does not cost what was
-        claimed.
-        """
+        """Keep the assignment if it is feasible and cheaper; SolverError if it does not cost what was claimed."""
         found = self.evaluator(assignment)
         if claimed_s is not None and abs(found.objective_s - claimed_s) > OBJECTIVE_TOLERANCE * max(
             abs(claimed_s), abs(found.objective_s)

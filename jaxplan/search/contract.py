@@ -1,7 +1,7 @@
 """Exact contraction of the graph of a problem: what follows from the pairs alone, memory left aside.
 
-A mutable graph in which every step is equivalent: it has the same optimum, and `trail` says how a choice in
-the smaller graph becomes one in the larger.  Inside, a forbidden pair is the float infinity, which adds and
+A mutable graph in which every step is equivalent: it has the same optimum, and `trail` says how a choice in the
+smaller graph becomes one in the larger.  Inside, a forbidden pair is the float infinity, which adds and
 compares as a mask would; it never reaches a problem or a solver.  Matrices are shared between edges, so every
 transform is cached by identity: tens of thousands of edges cost some hundred transforms.
 """
@@ -141,9 +141,7 @@ class Matrices:
 
 
 class Contraction:
-    """The graph while it shrinks.  `costs[n]` is None once node n is gone; `joined[a][b]` is oriented [a,
-    b].
-    """
+    """The graph while it shrinks.  `costs[n]` is None once node n is gone; `joined[a][b]` is oriented [a, b]."""
 
     def __init__(self, problem: StrategyProblem) -> None:
         self.matrices = Matrices()

@@ -1,7 +1,7 @@
 """Deterministic local search: from any assignment to one that no change of a single node improves.
 
-It proves nothing.  The exact search rounds its relaxations with it, so that something feasible is known
-early, and it is an algorithm of its own for problems too large for a proof.
+It proves nothing.  The exact search rounds its relaxations with it, so that something feasible is known early,
+and it is an algorithm of its own for problems too large for a proof.
 """
 
 from __future__ import annotations
@@ -152,9 +152,7 @@ class Descent:
         return bool(offers)
 
     def descend(self, assignment: Sequence[int], deadline: float = math.inf) -> list[int]:
-        """Settle from an assignment: down in cost, then within the limit, then down again without leaving
-        it.
-        """
+        """Settle from an assignment: down in cost, then within the limit, then down again without leaving it."""
         self.start(assignment)
         for _ in range(2):
             for _ in range(MOST_SWEEPS):

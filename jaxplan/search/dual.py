@@ -1,15 +1,15 @@
 """Bounds without a linear program: dual ascent by messages along the edges, with a price on memory.
 
 The edges' and nodes' costs are shifted against each other (a reparametrisation: every assignment keeps its
-cost) until the sum of their separate minima, a lower bound, is as high as it gets.  One sweep visits the
-nodes in order; each collects what its edges to earlier nodes cost at least and passes its own costs on to its
-edges to later nodes; the next sweep goes back.  This is TRW-S in the form of Kolmogorov, "A new look at
-reweighted message passing" (2015), for pairwise terms.  A memory row is relaxed into the objective at a price
-per byte (Lagrange), which keeps the bound valid and is moved along the overflow of the assignment at hand.
+cost) until the sum of their separate minima, a lower bound, is as high as it gets.  One sweep visits the nodes
+in order; each collects what its edges to earlier nodes cost at least and passes its own costs on to its edges
+to later nodes; the next sweep goes back.  This is TRW-S in the form of Kolmogorov, "A new look at reweighted
+message passing" (2015), for pairwise terms.  A memory row is relaxed into the objective at a price per byte
+(Lagrange), which keeps the bound valid and is moved along the overflow of the assignment at hand.
 
-Given a target a little over the bound, `core` deletes every strategy and pair that can't lead to so low a
-cost. The core is solved exactly: what it has under the target is optimal, and if there is nothing, the target
-is a bound. On an unrolled network the relaxation reaches the same bound after fifty times as long.
+Given a target a little over the bound, `core` deletes every strategy and pair that can't lead to so low a cost.
+The core is solved exactly: what it has under the target is optimal, and if there is nothing, the target is a
+bound. On an unrolled network the relaxation reaches the same bound after fifty times as long.
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ LEAST_GAIN = 0.01
 
 
 class DualAscent:
-    """The shifted costs of one problem: `node[n]`, and `matrix[e] + tail[e][:, None] + head[e]` for edge
-    e.
-    """
+    """The shifted costs of one problem: `node[n]`, and `matrix[e] + tail[e][:, None] + head[e]` for edge e."""
 
     def __init__(self, problem: StrategyProblem) -> None:
         self.problem = problem
@@ -80,9 +78,7 @@ class DualAscent:
         self.head = [np.zeros(matrix.shape[1]) for matrix in self.by_tail]
 
     def sweep(self) -> list[int]:
-        """There and back; the assignment read off on the way there, each node the best after the earlier
-        ones.
-        """
+        """There and back; the assignment read off on the way there, each node the best after the earlier ones."""
         chosen: list[int] = []
         for node in range(len(self.node)):
             field = self.node[node].copy()

@@ -31,9 +31,7 @@ class Evaluation:
 
 
 class Evaluator:
-    """`evaluate` for many assignments of one problem: its arrays are laid out once, each distinct matrix
-    once.
-    """
+    """`evaluate` for many assignments of one problem: its arrays are laid out once, each distinct matrix once."""
 
     def __init__(self, problem: StrategyProblem) -> None:
         self._problem = problem
@@ -68,9 +66,7 @@ class Evaluator:
 
     @property
     def times(self) -> Ints:
-        """The time steps, ascending, at which something starts or stops: bytes alive are constant between
-        them.
-        """
+        """The time steps, ascending, at which something starts or stops: bytes alive are constant between them."""
         return self._times
 
     def timeline_bytes(self, assignment: Sequence[int] | Ints) -> Ints:

@@ -59,9 +59,7 @@ class Engine:
     def run(
         self, program: Program, *, unit: float, relative_gap: float = 0.0, relaxed: bool = False
     ) -> Answer:
-        """Solve a program whose prices are divided by `unit`; OutOfTime when the deadline brings no
-        values.
-        """
+        """Solve a program whose prices are divided by `unit`; OutOfTime when the deadline brings no values."""
         # Imported where it is used: planning by template needs no solver, and importing it takes half a
         # second.
         from ortools.math_opt.python import mathopt

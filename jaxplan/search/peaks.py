@@ -1,8 +1,8 @@
 """The memory side of a reduction: which time steps can exceed the limit at all, and what is alive in them.
 
-Most time steps can't: even if every node chose its largest strategy they would fit.  Of the rest, a step
-whose live set lies inside its neighbour's never binds first.  What remains is a short list of *peaks*, each
-with the bytes that are alive whatever is chosen.
+Most time steps can't: even if every node chose its largest strategy they would fit.  Of the rest, a step whose
+live set lies inside its neighbour's never binds first.  What remains is a short list of *peaks*, each with the
+bytes that are alive whatever is chosen.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class Peaks:
     """The peaks in the order of time: `constant_bytes[p]` alive at peak p in any case, and what depends on a
     choice.
 
-    `time_steps[p]` is the time step of the problem that peak p stands for.
-    `usages[node]` are (start, stop, bytes): alive at the peaks start <= p < stop, by the strategy of the
-    node. `overflow` is the first time step at which not even the least choices fit, None when there is none.
+    `time_steps[p]` is the time step of the problem that peak p stands for. `usages[node]` are (start, stop,
+    bytes): alive at the peaks start <= p < stop, by the strategy of the node. `overflow` is the first time step
+    at which not even the least choices fit, None when there is none.
     """
 
     time_steps: Ints
@@ -42,9 +42,7 @@ _NO_PEAKS = Peaks(
 
 
 def find_peaks(problem: StrategyProblem, graph: Contraction, limit_bytes: int | None) -> Peaks:
-    """The peaks of the contracted graph under a limit; all local maxima when the limit is -1, none when
-    None.
-    """
+    """The peaks of the contracted graph under a limit; all local maxima when the limit is -1, none when None."""
     if limit_bytes is None:
         return _NO_PEAKS
     bounds = np.array([(u.start, u.stop) for u in problem.usages], dtype=np.int64).reshape(-1, 2)
@@ -123,9 +121,7 @@ def _split(
 
 
 def _owners(graph: Contraction, count: int) -> tuple[list[int], list[Ints]]:
-    """For each original node, the node of the graph it went into, and its strategy for each one of that
-    node.
-    """
+    """For each original node, the node of the graph it went into, and its strategy for each one of that node."""
     owner, rows = list(range(count)), graph.matrices.rows
     empty = np.zeros(0, np.int64)
     choice = [
@@ -142,9 +138,7 @@ def _owners(graph: Contraction, count: int) -> tuple[list[int], list[Ints]]:
 
 
 def _profile(spans: list[tuple[int, int]], used: list[Ints], size: int) -> tuple[Ints, Ints]:
-    """The steps at which the sum of the usages changes, and the sum from each of them on, [steps,
-    strategies].
-    """
+    """The steps at which the sum of the usages changes, and the sum from each of them on, [steps, strategies]."""
     at, where = np.unique(np.array(spans, dtype=np.int64).reshape(-1, 2), return_inverse=True)
     rows = np.zeros((at.size, size), dtype=np.int64)
     for (start, stop), amount in zip(where.reshape(-1, 2).tolist(), used, strict=True):

@@ -1,10 +1,9 @@
-"""StrategyProblem: one strategy a node, node and edge costs, and a limit on the bytes alive at every time
-step.
+"""StrategyProblem: one strategy a node, node and edge costs, and a limit on the bytes alive at every time step.
 
 This is the value that crosses from the cost model to the search.  It knows nothing of JAX, of programs or of
 solvers: NumPy arrays, names, integers.  An assignment picks one strategy of every node; its objective is the
-sum of the chosen node costs and of the chosen entries of the edge matrices; it is feasible when no chosen
-pair is forbidden and, at every time step, the bytes of the usages alive then stay within the limit.
+sum of the chosen node costs and of the chosen entries of the edge matrices; it is feasible when no chosen pair
+is forbidden and, at every time step, the bytes of the usages alive then stay within the limit.
 
 Arrays are shared by reference and never copied: an unrolled network has tens of thousands of edges, but only
 some hundred distinct matrices.
@@ -48,8 +47,7 @@ class Node:
 class Edge:
     """What two nodes cost together: `costs_s[i, j]` in seconds for strategy i of `tail` and j of `head`.
 
-    `allowed[i, j]` is False where the pair is impossible (the price there is ignored); None allows every
-    pair.
+    `allowed[i, j]` is False where the pair is impossible (the price there is ignored); None allows every pair.
     """
 
     tail: int
@@ -70,8 +68,7 @@ class Usage:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StrategyProblem:
-    """Choose one strategy a node, at the least cost, within `limit_bytes` at every time step (None: no
-    limit).
+    """Choose one strategy a node, at the least cost, within `limit_bytes` at every time step (None: no limit).
 
     `verify()` says whether it is well formed; parallel edges and several usages of one node are.
     """
@@ -123,9 +120,7 @@ class StrategyProblem:
             yield f"limit_bytes={self.limit_bytes} is negative"
 
     def to_json(self) -> str:
-        """The problem as JSON text, the same text for the same problem; each distinct array is written
-        once.
-        """
+        """The problem as JSON text, the same text for the same problem; each distinct array is written once."""
         table = _Table()
         nodes = [[node.name, table.index(node.costs_s)] for node in self.nodes]
         edges = [
@@ -172,8 +167,7 @@ class StrategyProblem:
 
     @classmethod
     def from_iopddl(cls, path: str | Path) -> StrategyProblem:
-        """Read an IOPDDL contest problem (google/iopddl; `.json` or `.json.gz`); strategies keep their
-        numbers.
+        """Read an IOPDDL contest problem (google/iopddl; `.json` or `.json.gz`); strategies keep their numbers.
 
         The contest's unitless integer costs stand for seconds.  Pairs priced 10^18 are masked.  A strategy
         priced 10^18 by itself is masked in one edge of its node, or in an edge to an added node of one

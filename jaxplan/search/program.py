@@ -48,8 +48,8 @@ class OutOfTime(Exception):
 class Program:
     """Columns and rows over some `nodes` of a problem, with all edges between them.
 
-    Columns: first the x of every node, in order, then the e of every edge's allowed pairs, then the peak if
-    it is minimised. `peak_unit_bytes` is what one unit of a memory row stands for.
+    Columns: first the x of every node, in order, then the e of every edge's allowed pairs, then the peak if it
+    is minimised. `peak_unit_bytes` is what one unit of a memory row stands for.
     """
 
     def __init__(self, problem: StrategyProblem, nodes: Sequence[int], *, for_peak: bool = False) -> None:

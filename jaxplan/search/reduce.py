@@ -1,11 +1,10 @@
 """An equivalent smaller problem, and the way back: exact, memory included.
 
-Contraction (contract.py) folds every node that follows another, deletes impossible strategies, drops edges
-that say nothing.  The peaks (peaks.py) leave only the time steps that can bind.  Then, until nothing changes:
-a strategy that another one replaces at no cost and with no more bytes is deleted, and a node of at most two
-neighbours with no say in any peak is minimised out.  The reduced problem has the same optimum, to the
-rounding of float sums, and `lift` turns each of its feasible assignments into one of the original of the same
-objective.
+Contraction (contract.py) folds every node that follows another, deletes impossible strategies, drops edges that
+say nothing.  The peaks (peaks.py) leave only the time steps that can bind.  Then, until nothing changes: a
+strategy that another one replaces at no cost and with no more bytes is deleted, and a node of at most two
+neighbours with no say in any peak is minimised out.  The reduced problem has the same optimum, to the rounding
+of float sums, and `lift` turns each of its feasible assignments into one of the original of the same objective.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ _NONE = np.zeros(0, dtype=np.int64)
 class Reduction:
     """`problem` is equivalent to the `original`, unless `infeasible` says why nothing satisfies it.
 
-    The last node of `problem` has one strategy: it carries what is paid and alive in any case.  Its time step
-    p stands for the original's `time_steps[p]`.
+    The last node of `problem` has one strategy: it carries what is paid and alive in any case.  Its time step p
+    stands for the original's `time_steps[p]`.
     """
 
     original: StrategyProblem
@@ -58,9 +57,7 @@ class Reduction:
 
 
 def reduce(problem: StrategyProblem, *, for_peak: bool = False) -> Reduction:
-    """Reduce a problem; `for_peak` keeps every time step, for minimising the peak instead of meeting a
-    limit.
-    """
+    """Reduce a problem; `for_peak` keeps every time step, for minimising the peak instead of meeting a limit."""
     graph = Contraction(problem)
     limit = -1 if for_peak else problem.limit_bytes
     try:
@@ -160,9 +157,7 @@ def _dominate(graph: Contraction, peaks: Peaks) -> bool:
 
 
 def _worst_extra(matrix: Floats) -> Floats:
-    """[j, i]: the most that strategy j pays over i, over the partners that i allows; -inf where it allows
-    none.
-    """
+    """[j, i]: the most that strategy j pays over i, over the partners that i allows; -inf where it allows none."""
     size = matrix.shape[0]
     worst = np.empty((size, size))
     allowed = np.isfinite(matrix)

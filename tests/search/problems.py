@@ -1,6 +1,4 @@
-"""Random small problems: masks, shared matrices, followers, ties, and memory limits from loose to
-impossible.
-"""
+"""Random small problems: masks, shared matrices, followers, ties, and memory limits from loose to impossible."""
 
 from __future__ import annotations
 

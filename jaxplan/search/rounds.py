@@ -1,0 +1,291 @@
+"""The rounds of the exact search: relaxations, cores, exact programs, each with more memory rows than the last.
+
+First come relaxations, for the bound and a rounding.  What is fractional in them is solved exactly, each part
+apart from the others where no edge and no memory row joins them.  A large problem is first cut down to a core:
+to what may still cost little more than a bound that needs no linear program (dual.py).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from ..errors import SolverError
+from .base import Incumbent
+from .descend import Descent
+from .dual import DualAscent, ascend, one_hot
+from .evaluate import evaluate
+from .problem import Bools, Floats, Ints, StrategyProblem
+from .program import Answer, OutOfTime, Program, Timeline
+from .reduce import reduce
+
+#: Rows (4) added a round.
+ROWS_A_ROUND = 5
+
+#: Rounds of relaxations that only add rows; what still overflows then is left to the exact rounds.
+RELAXATION_ROUNDS = 12
+
+#: HiGHS works to absolute tolerances of 1e-6 and 1e-7: the objective is scaled to about this many units.
+OBJECTIVE_UNITS = 1e5
+
+#: ... but not a unit so small, against a cost that was reached, that a bound near zero would ask for.
+LEAST_UNIT = 1e-6
+
+#: A value of a relaxation this close to 1 is taken as 1: HiGHS' own tolerance on integers.
+INTEGRAL = 1e-6
+
+#: Relaxations of more columns than this take HiGHS long enough to look for a core first.
+MOST_COLUMNS = 40_000
+
+#: The first core reaches this far over the bound, relatively; each next one four times as far.
+CORE_REACH, CORE_GROWTH = 1e-5, 4.0
+
+#: A core with more of the pairs than this is not worth the detour.
+CORE_SHARE = 0.5
+
+#: After so many cores the whole is solved: where nothing is feasible, no core ever tells.
+MOST_CORES = 8
+
+
+class Solver(Protocol):
+    """What the rounds ask of an engine; `deadline` in seconds of `time.monotonic`."""
+
+    deadline: float
+
+    def run(
+        self, program: Program, *, unit: float, relative_gap: float = 0.0, relaxed: bool = False
+    ) -> Answer:
+        """Solve a program, its prices divided by `unit`; OutOfTime when the deadline brings no values."""
+        ...
+
+
+class Rounds:
+    """The state that the relaxations hand on to the exact rounds, for the whole reduced problem or a core of
+    it.
+
+    Bounds found in a core hold for the whole up to `ceiling_s`, the cost that the core was cut at.
+    """
+
+    def __init__(
+        self,
+        small: StrategyProblem,
+        lift: Callable[[Sequence[int]], Sequence[int]],
+        best: Incumbent,
+        engine: Solver,
+        relative_gap: float,
+        ceiling_s: float = math.inf,
+    ) -> None:
+        self.small, self.lift = small, lift
+        self.best, self.engine, self.relative_gap, self.ceiling_s = best, engine, relative_gap, ceiling_s
+        self.descent, self.timeline = Descent(small), Timeline(small)
+        self.rows: list[int] = []
+        self.prices: dict[int, float] = {}
+        self.unit_s = 1.0
+
+    def run(self) -> bool:
+        """Close the gap; False when nothing is feasible."""
+        self._raise_bound(_least_sum(self.small))
+        self._offer_near([int(np.argmin(node.costs_s)) for node in self.small.nodes])
+        if self.best.closed(self.relative_gap):
+            return True
+        program = Program(self.small, range(len(self.small.nodes)))
+        if program.columns > MOST_COLUMNS and math.isinf(self.ceiling_s):
+            return self._narrow(program)
+        return self._relax(program)
+
+    def _narrow(self, program: Program) -> bool:
+        """Solve ever larger cores, until one holds a solution under the cost that it was cut at; else the
+        whole.
+        """
+        reached = abs(evaluate(self.small, self.descent.chosen).objective_s) or 1.0
+        dual, reach = DualAscent(self.small), max(CORE_REACH, self.relative_gap / 2)
+        for _ in range(MOST_CORES):
+            chosen = ascend(dual, self.best, self.relative_gap, self.engine.deadline)
+            self._offer_near(chosen)
+            if self.best.closed(self.relative_gap):
+                return True
+            bound_s = dual.bound_s()
+            target_s = min(bound_s + reach * max(abs(bound_s), LEAST_UNIT * reached), self.best.objective_s)
+            cut = dual.core(target_s)
+            if cut is not None and _entries(cut[0]) > CORE_SHARE * _entries(self.small):
+                break
+            if cut is None or not self._solve_core(dual, *cut, target_s):
+                self._raise_bound(target_s)
+            if self.best.closed(self.relative_gap):
+                return True
+            if time.monotonic() > self.engine.deadline:
+                raise OutOfTime
+            reach *= CORE_GROWTH
+        return self._relax(program)
+
+    def _solve_core(self, dual: DualAscent, core: StrategyProblem, left: list[Ints], target_s: float) -> bool:
+        """Solve a core and take over its memory prices; False when it has no solution."""
+        reduction = reduce(core)
+        if reduction.infeasible:
+            return False
+
+        def lift(chosen: Sequence[int]) -> Sequence[int]:
+            inside = reduction.lift(chosen)
+            return self.lift([int(kept[strategy]) for kept, strategy in zip(left, inside, strict=True)])
+
+        search = Rounds(reduction.problem, lift, self.best, self.engine, self.relative_gap, target_s)
+        feasible = search.run()
+        if search.prices:
+            dual.settled = True
+            for peak in dual.price.keys() - {int(reduction.time_steps[peak]) for peak in search.prices}:
+                dual.set_price(peak, 0.0)
+            for peak, price_s in search.prices.items():
+                dual.set_price(int(reduction.time_steps[peak]), price_s)
+        if feasible:
+            # Solved to the end: what costs less than the target is optimal, else nothing costs less.
+            self._raise_bound(min(target_s, self.best.objective_s * (1 - self.relative_gap)))
+        return feasible
+
+    def _relax(self, program: Program) -> bool:
+        """Relaxations with ever more memory rows, then the exact rounds; False when nothing is feasible."""
+        reached = abs(evaluate(self.small, self.descent.chosen).objective_s) or 1.0
+        self.unit_s = reached / OBJECTIVE_UNITS
+        fixed = sum(block.lower.size for block in program.blocks)
+        for _ in range(RELAXATION_ROUNDS):
+            answer = self.engine.run(program, unit=self.unit_s, relaxed=True)
+            if answer.infeasible:
+                return False
+            self._raise_bound(answer.bound)
+            self.prices = dict(zip(self.rows, answer.prices[fixed:].tolist(), strict=True))
+            # A local search may start far above the optimum: the relaxation is the better measure of the
+            # objective.
+            self.unit_s = max(answer.bound, reached * LEAST_UNIT) / OBJECTIVE_UNITS
+            chosen = program.choice(answer.values)
+            self._offer_near(chosen.tolist())
+            if self.best.closed(self.relative_gap):
+                return True
+            new = [peak for peak in self._overflows(answer.values) if peak not in self.rows]
+            if not new:
+                break
+            for peak in new:
+                program.add_memory(peak)
+            self.rows += new
+        if answer.bound >= self.ceiling_s:
+            # A core without a solution under its cost has told all it can: that, and its prices.
+            return True
+        integral = answer.values[program.offset + chosen] > 1 - INTEGRAL
+        # Rows added after the last relaxation are unknown to it.
+        seen = frozenset(peak for peak in self.rows if peak not in new)
+        return self._exact(chosen, integral, seen)
+
+    def _exact(self, relaxed: Ints, integral: Bools, seen: frozenset[int]) -> bool:
+        """Solve each part exactly unless its relaxation is integral; again with more rows while a peak
+        overflows.
+        """
+        covers: list[tuple[int, Ints]] = []
+        known: dict[tuple[object, ...], Answer] = {}
+        while True:
+            chosen, bound, proved = relaxed.copy(), 0.0, True
+            for part in _parts(self.small, self.rows):
+                program = Program(self.small, part)
+                binding = [peak for peak in self.rows if program.add_memory(peak)]
+                if integral[part].all() and seen.issuperset(binding) and not covers:
+                    bound += _cost_within(self.small, part, chosen)
+                    continue
+                key = (tuple(part), tuple(binding), len(covers) if binding else 0)
+                if key not in known:
+                    for peak, overflowing in covers:
+                        program.add_cover(peak, overflowing)
+                    try:
+                        known[key] = self.engine.run(
+                            program, unit=self.unit_s, relative_gap=self.relative_gap
+                        )
+                    except OutOfTime:
+                        proved, bound = False, -math.inf
+                        continue
+                if known[key].infeasible:
+                    return False
+                chosen[part] = program.choice(known[key].values)
+                bound += known[key].bound
+                proved &= known[key].proved
+            self._raise_bound(bound)
+            over = self._overflows(one_hot(self.small, chosen))
+            if not over and proved:
+                self._offer(chosen.tolist())
+                return True
+            self._offer_near(chosen.tolist())
+            if not proved:
+                raise OutOfTime
+            if self.best.closed(self.relative_gap):
+                return True
+            # A row that is there and overflows all the same was met within the engine's tolerance only.
+            covers += [(peak, chosen) for peak in over if peak in self.rows]
+            self.rows += [peak for peak in over if peak not in self.rows]
+
+    def _raise_bound(self, bound_s: float) -> None:
+        self.best.raise_bound(min(bound_s, self.ceiling_s))
+
+    def _offer(self, chosen: Sequence[int]) -> None:
+        claimed_s = evaluate(self.small, chosen).objective_s
+        if not self.best.offer(self.lift(chosen), claimed_s):
+            raise SolverError("HiGHS returned an assignment that breaks the problem's own rules")
+
+    def _offer_near(self, chosen: Sequence[int]) -> None:
+        self.best.offer(self.lift(self.descent.descend(chosen, self.engine.deadline)))
+
+    def _overflows(self, values: Floats) -> list[int]:
+        if self.small.limit_bytes is None:
+            return []
+        alive = self.timeline.bytes_at_peaks(values)
+        return self.timeline.worst(alive, self.small.limit_bytes, ROWS_A_ROUND)
+
+
+def _parts(problem: StrategyProblem, rows: Sequence[int]) -> list[list[int]]:
+    """The nodes, apart where neither an edge nor the memory row of one of the peaks `rows` joins them."""
+    root = list(range(len(problem.nodes)))
+
+    def find(node: int) -> int:
+        while root[node] != node:
+            root[node] = root[root[node]]
+            node = root[node]
+        return node
+
+    for edge in problem.edges:
+        root[find(edge.tail)] = find(edge.head)
+    for peak in rows:
+        live = [usage.node for usage in problem.usages if usage.start <= peak < usage.stop]
+        for node in live[1:]:
+            root[find(live[0])] = find(node)
+    parts: dict[int, list[int]] = {}
+    for node in range(len(root)):
+        parts.setdefault(find(node), []).append(node)
+    return list(parts.values())
+
+
+def _entries(problem: StrategyProblem) -> int:
+    """How many pairs the edges allow."""
+    return sum(
+        edge.costs_s.size if edge.allowed is None else int(edge.allowed.sum()) for edge in problem.edges
+    )
+
+
+def _least_sum(problem: StrategyProblem) -> float:
+    """The cheapest strategy of every node and pair of every edge: a bound that is there at once."""
+    least: dict[tuple[int, int], float] = {}
+    for edge in problem.edges:
+        key = (id(edge.costs_s), id(edge.allowed))
+        if key not in least:
+            least[key] = float((edge.costs_s if edge.allowed is None else edge.costs_s[edge.allowed]).min())
+    edges_s = math.fsum(least[id(edge.costs_s), id(edge.allowed)] for edge in problem.edges)
+    return math.fsum(float(node.costs_s.min()) for node in problem.nodes) + edges_s
+
+
+def _cost_within(problem: StrategyProblem, part: list[int], chosen: Ints) -> float:
+    """What an assignment pays for the nodes of a part and the edges between them."""
+    inside = set(part)
+    nodes_s = math.fsum(float(problem.nodes[node].costs_s[chosen[node]]) for node in part)
+    edges_s = math.fsum(
+        float(edge.costs_s[chosen[edge.tail], chosen[edge.head]])
+        for edge in problem.edges
+        if edge.tail in inside
+    )
+    return nodes_s + edges_s
