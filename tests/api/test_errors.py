@@ -73,13 +73,24 @@ def test_the_budget_that_the_error_asks_for_is_enough(mesh_4x2: Mesh) -> None:
 def test_the_mesh_that_the_error_asks_for_is_enough(mesh_4x2: Mesh) -> None:
     state, x = shapes(width=1024)
     with pytest.raises(jaxplan.InfeasibleError) as caught:
-        jaxplan.plan(step, mesh_4x2, state, x, memory_budget="768KiB", donate_argnums=0)
+        jaxplan.plan(step, mesh_4x2, state, x, memory_budget="400KiB", donate_argnums=0)
     asked = re.search(r"use a larger mesh: \(data=(\d+), model=(\d+)\) fits", str(caught.value))
     assert asked is not None
     sizes = tuple(int(size) for size in asked.groups())
     mesh = AbstractMesh(sizes, ("data", "model"))
-    plan = jaxplan.plan(step, mesh, state, x, memory_budget="768KiB", donate_argnums=0, hardware="cpu-host")
+    plan = jaxplan.plan(step, mesh, state, x, memory_budget="400KiB", donate_argnums=0, hardware="cpu-host")
     assert plan.cost.peak_bytes <= plan.budget_bytes
+
+
+def test_nothing_well_under_the_least_peak_is_feasible(mesh_4x2: Mesh) -> None:
+    state, x = shapes(width=1024)
+    with pytest.raises(jaxplan.InfeasibleError) as caught:
+        jaxplan.plan(step, mesh_4x2, state, x, memory_budget="256KiB")
+    said = re.search(r"Smallest reachable peak: ([\d.]+) (\w+)", str(caught.value))
+    assert said is not None
+    number, unit = said.groups()
+    with pytest.raises(jaxplan.InfeasibleError):
+        jaxplan.plan(step, mesh_4x2, state, x, memory_budget=f"{0.8 * float(number):.3f}{unit}")
 
 
 # -- constraints ----------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import PartitionSpec as P
 
 import jaxplan
 from jaxplan.lowering.hlo import CompiledCollective, compiled_collectives
@@ -118,8 +119,8 @@ def test_training_column_row_pairs_sums_once_a_pair_each_way() -> None:
     plan, found = compiled(trained(_pairs_loss), mesh_over(model=8), weights, x, x, donate_argnums=0)
     assert sent(found) == {"all_reduce": 5 * nbytes(x)}
     for i in range(3):
-        assert plan.specs[f"weights/{i}/0"] == jax.sharding.PartitionSpec(None, "model")
-        assert plan.specs[f"weights/{i}/1"] == jax.sharding.PartitionSpec("model")
+        assert plan.specs[f"weights/{i}/0"] == P(None, "model")
+        assert plan.specs[f"weights/{i}/1"] == P("model")
 
 
 def _branches(weights: Any, x: jax.Array) -> jax.Array:
@@ -135,6 +136,23 @@ def test_a_sum_of_two_contraction_split_products_is_reduced_once(tpu_topology: C
     plan, found = compiled(_branches, mesh, weights, x, hardware=None, constraints={"result": "replicated"})
     assert [(c.kind, c.bytes) for c in found] == [("all_reduce", nbytes(x))]
     assert [(c.kind, c.bytes) for c in plan.collectives] == [("all_reduce", nbytes(x))]
+
+
+def test_a_3d_matrix_product_is_two_gathers_and_a_scatter() -> None:
+    """Agarwal et al. 1995: each operand gathered along one axis, the product scattered along the third."""
+    x = shape(16384, 16384)
+    plan, found = compiled(
+        lambda x, y: x @ y,
+        mesh_over(i=2, j=2, k=2),
+        x,
+        x,
+        constraints={"x": P(("i", "j"), "k"), "y": P(("k", "i"), "j"), "result": P("i", ("j", "k"))},
+    )
+    block = nbytes(x) // 4
+    wanted = [("all_gather", ("j",), block), ("all_gather", ("i",), block), ("reduce_scatter", ("k",), block)]
+    assert sorted((c.kind, c.axes, c.bytes) for c in plan.collectives) == sorted(wanted)
+    on_cpu = [(kind.replace("reduce_scatter", "all_reduce"), axes, size) for kind, axes, size in wanted]
+    assert sorted((c.kind, c.axes, c.bytes) for c in found) == sorted(on_cpu)
 
 
 # -- language models ------------------------------------------------------------------------------------------
@@ -158,8 +176,8 @@ def test_a_large_vocabulary_gives_a_parallel_head_and_loss() -> None:
     plan, found = compiled(
         trained(_vocabulary_loss), mesh_over(model=8), params, tokens, tokens, donate_argnums=0
     )
-    assert plan.specs["weights/head"] == jax.sharding.PartitionSpec(None, "model")
-    assert plan.specs["weights/embed"] != jax.sharding.PartitionSpec()
+    assert plan.specs["weights/head"] == P(None, "model")
+    assert plan.specs["weights/embed"] != P()
     token_bytes, hidden_bytes = batch * length * 4, batch * length * width * 4
     of_logits = [c for c in found if c.bytes == token_bytes]
     assert len(of_logits) >= 2 and {c.kind for c in of_logits} == {"all_reduce"}
@@ -195,7 +213,7 @@ def test_experts_lie_over_an_axis_and_tokens_go_to_them() -> None:
     }  # fmt: skip
     x = shape(GROUPS, TOKENS, WIDTH)
     plan, found = compiled(trained(_experts_loss), mesh_over(expert=8), params, x, x, donate_argnums=0)
-    assert plan.specs["weights/up"] == plan.specs["weights/down"] == jax.sharding.PartitionSpec("expert")
+    assert plan.specs["weights/up"] == plan.specs["weights/down"] == P("expert")
     dispatched_bytes = EXPERTS * GROUPS * CAPACITY * WIDTH * 4 // 8
     exchanges = [c for c in found if c.kind == "all_to_all"]
     assert [(c.bytes, c.axes) for c in exchanges] == [(dispatched_bytes, ("expert",))] * 4

@@ -88,9 +88,12 @@ def distances(found: list[tuple[str, np.ndarray]], wanted: list[tuple[str, np.nd
 
 
 def cuts(plan: jaxplan.Plan, search: str) -> bool:
-    """Whether a template cuts parameters or moments; whether the free search cuts any argument."""
-    kinds = ("parameter", "optimizer", "batch") if search == "ilp" else ("parameter", "optimizer")
-    return any(t.layout.shards(plan.axes) > 1 for t in plan.inputs if t.kind in kinds)
+    """Whether a template cuts parameters or moments; whether the free search cuts anything at all."""
+    if search == "ilp":
+        tensors: list[Any] = [*plan.inputs, *plan.constraints]
+    else:
+        tensors = [t for t in plan.inputs if t.kind in ("parameter", "optimizer")]
+    return any(t.layout.shards(plan.axes) > 1 for t in tensors)
 
 
 def planned(model: str, config_name: str, mesh_name: str, search: str) -> list[tuple[str, np.ndarray]]:
