@@ -92,8 +92,9 @@ class CostModel:
             if size:
                 local_bytes += size / pieces(places, self.axes)
         if fused(op, rule):
-            # a fused operation starts no kernel of its own: no floor, only its share of the traffic
-            return self.memory_seconds(local_bytes)
+            # a fused operation starts no kernel of its own: no floor, only its share of traffic and arithmetic
+            vector_s = rule.flops * options.shares / self.profile.vector_flops_per_s
+            return np.maximum(self.memory_seconds(local_bytes), vector_s)
         flops = rule.flops * options.shares
         dtype = graph.values[op.operands[0]].dtype if op.operands else "float32"
         dims = None
