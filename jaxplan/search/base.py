@@ -31,10 +31,10 @@ class Termination(enum.Enum):
 class SearchResult:
     """The best assignment found, what it costs, and what is known of the least possible cost.
 
-    `bound_s` is a proved lower bound on every feasible assignment (-inf when nothing is known).  INFEASIBLE is
-    a proof: `assignment` is then the one with the least peak, which `peak_bytes` gives and no assignment goes
-    under (empty, with -1 bytes, when the pairs alone forbid everything); `reason` says which constraint. An
-    assignment may also be empty under TIME_LIMIT and INTERRUPTED: nothing feasible was found, nothing proved.
+    `bound_s` is a proved lower bound on every feasible assignment (-inf when nothing is known).  `assignment`
+    is empty, `objective_s` infinite and `peak_bytes` -1 when nothing feasible was found.  INFEASIBLE is a
+    proof that there is nothing, and `reason` says which rule it breaks; `least_peak` then tells how many
+    bytes would do.  `history` holds (wall_s, objective_s, bound_s) whenever either got better.
     """
 
     assignment: tuple[int, ...]
@@ -88,6 +88,8 @@ class Incumbent:
 
     def __init__(self, problem: StrategyProblem, on_progress: Progress | None = None) -> None:
         self.evaluator = Evaluator(problem)
+        # What rounding can make of costs that cancel.
+        self._noise_s = 1e-12 * math.fsum(float(abs(node.costs_s).max()) for node in problem.nodes)
         self.assignment: tuple[int, ...] = ()
         self.objective_s, self.bound_s = math.inf, -math.inf
         self.started = time.monotonic()
@@ -100,14 +102,16 @@ class Incumbent:
         return time.monotonic() - self.started
 
     def offer(self, assignment: Sequence[int], claimed_s: float | None = None) -> bool:
-        """Keep the assignment if it is feasible and cheaper; SolverError if it does not cost what was claimed."""
+        """Keep the assignment if it is feasible and cheaper; SolverError if it does not cost what was
+        claimed.
+        """
         found = self.evaluator(assignment)
-        if claimed_s is not None and abs(found.objective_s - claimed_s) > OBJECTIVE_TOLERANCE * max(
-            abs(claimed_s), abs(found.objective_s)
-        ):
-            raise SolverError(
-                f"the search claims {claimed_s!r} s for an assignment that costs {found.objective_s!r} s"
-            )
+        if claimed_s is not None:
+            size_s = max(abs(claimed_s), abs(found.objective_s))
+            if abs(found.objective_s - claimed_s) > OBJECTIVE_TOLERANCE * size_s + self._noise_s:
+                raise SolverError(
+                    f"the search claims {claimed_s!r} s for an assignment that costs {found.objective_s!r} s"
+                )
         if found.feasible and found.objective_s < self.objective_s:
             self.assignment, self.objective_s = tuple(int(s) for s in assignment), found.objective_s
             self._record()

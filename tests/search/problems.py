@@ -62,3 +62,17 @@ def _follower(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
     else:
         allowed[np.arange(shape[0]), rng.integers(0, shape[1], shape[0])] = True
     return allowed
+
+
+def grid(side: int, strategies: int, seed: int) -> StrategyProblem:
+    """A grid of nodes with random prices: nothing folds, its relaxation is fractional, and memory binds."""
+    rng = np.random.default_rng(seed)
+    nodes = tuple(Node(name=f"n{i}", costs_s=rng.random(strategies)) for i in range(side * side))
+    pairs = [(i, i + 1) for i in range(side * side) if (i + 1) % side]
+    pairs += [(i, i + side) for i in range(side * (side - 1))]
+    edges = tuple(Edge(tail=a, head=b, costs_s=rng.random((strategies, strategies))) for a, b in pairs)
+    usages = tuple(
+        Usage(node=i, start=i, stop=i + side, bytes=rng.integers(1, 1000, strategies))
+        for i in range(len(nodes))
+    )
+    return StrategyProblem(nodes=nodes, edges=edges, usages=usages, limit_bytes=400 * side)

@@ -9,7 +9,7 @@ from jaxplan.search import Edge, Node, StrategyProblem, Termination, evaluate, i
 from jaxplan.search.dual import DualAscent
 from jaxplan.search.exhaustive import solve as exhaustive
 from jaxplan.search.reduce import reduce
-from tests.search.problems import random_problem
+from tests.search.problems import grid, random_problem
 
 
 def test_the_bound_never_exceeds_the_optimum_and_the_core_keeps_it() -> None:
@@ -64,3 +64,14 @@ def test_cores_lead_to_the_optimum(block: int, monkeypatch: pytest.MonkeyPatch) 
         assert result.termination is optimum.termination, seed
         assert result.objective_s == pytest.approx(optimum.objective_s, rel=1e-9, abs=0), seed
         assert result.bound_s <= optimum.objective_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_with_and_without_cores_the_same_optimum(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = grid(5, 4, seed)
+    direct = ilp.solve(problem, relative_gap=0.0)
+    monkeypatch.setattr(rounds, "MOST_COLUMNS", 0)
+    by_cores = ilp.solve(problem, relative_gap=0.0)
+    assert direct.termination is by_cores.termination is Termination.OPTIMAL
+    assert by_cores.objective_s == pytest.approx(direct.objective_s, rel=1e-9)
+    assert by_cores.bound_s == pytest.approx(direct.bound_s, rel=1e-6)

@@ -12,21 +12,7 @@ import pytest
 
 from jaxplan.search import Edge, Node, StrategyProblem, Termination, Usage, evaluate, least_peak, solve
 from jaxplan.search.exhaustive import solve as exhaustive
-from tests.search.problems import random_problem
-
-
-def grid(side: int, strategies: int, seed: int) -> StrategyProblem:
-    """A grid of nodes with random prices: nothing folds, its relaxation is fractional, and memory binds."""
-    rng = np.random.default_rng(seed)
-    nodes = tuple(Node(name=f"n{i}", costs_s=rng.random(strategies)) for i in range(side * side))
-    pairs = [(i, i + 1) for i in range(side * side) if (i + 1) % side]
-    pairs += [(i, i + side) for i in range(side * (side - 1))]
-    edges = tuple(Edge(tail=a, head=b, costs_s=rng.random((strategies, strategies))) for a, b in pairs)
-    usages = tuple(
-        Usage(node=i, start=i, stop=i + side, bytes=rng.integers(1, 1000, strategies))
-        for i in range(len(nodes))
-    )
-    return StrategyProblem(nodes=nodes, edges=edges, usages=usages, limit_bytes=400 * side)
+from tests.search.problems import grid, random_problem
 
 
 def test_the_time_limit_is_kept_and_leaves_something() -> None:
