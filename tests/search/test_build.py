@@ -137,7 +137,7 @@ def walked_s(graph: Graph, space: Space, model: CostModel, chosen: tuple[int, ..
         made = decision.values[value]
         steps = reshard_steps(made, wanted, graph.values[value].bytes, model.axes)
         total += times * sum(
-            model.collective_over(step.kind, step.bytes, [step.axis])
+            model.collective_over(step.kind, step.bytes, step.axes)
             for step in steps
             if step.kind != "all_slice"
         )

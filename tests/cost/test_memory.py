@@ -1,0 +1,135 @@
+"""The ledger of live bytes against a naive walk, on programs of matrix products alone (nothing is fused)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxplan.cost import MemoryProfile, simulate_memory
+from jaxplan.ir import Graph, trace
+
+AXES = (("data", 4), ("model", 2))
+WHOLE = np.array([-1, -1], np.int8)
+ROWS = np.array([0, -1], np.int8)  # dimension 0 over data
+COLUMNS = np.array([-1, 1], np.int8)  # dimension 1 over model
+PENDING = np.array([-1, -2], np.int8)  # a sum over model
+
+
+def square(size: int = 8) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((size, size), jnp.float32)
+
+
+def graph_of(fn: Callable[..., Any], count: int, **settings: Any) -> Graph:
+    return trace(fn, (square(),) * count, {}, **settings).graph
+
+
+def profile(
+    graph: Graph,
+    values: Mapping[int, np.ndarray] | None = None,
+    reads: Mapping[tuple[int, int], np.ndarray] | None = None,
+) -> MemoryProfile:
+    """Everything whole, but for `values` and `reads`; an operand is read as it was made."""
+    made = {v.index: WHOLE for v in graph.values if not v.constant} | dict(values or {})
+    read = {(op.index, p): made[v] for op in graph.ops for p, v in enumerate(op.operands) if v in made}
+    return simulate_memory(
+        graph, AXES, [True] * len(graph.values), ["batch"] * len(graph.inputs), made, read | dict(reads or {})
+    )
+
+
+def alive_values(graph: Graph) -> list[set[int]]:
+    """For straight-line programs: what exists while each operation runs, by looking ahead from every operation."""
+    sets = []
+    for now in range(len(graph.ops)):
+        made = set(graph.inputs) | {v for op in graph.ops[: now + 1] for v in op.results}
+        needed = {v for op in graph.ops[now:] for v in op.operands} | set(graph.ops[now].results)
+        sets.append(made & (needed | set(graph.outputs) | set(graph.inputs)))
+    return sets
+
+
+def _chain(a: Any, b: Any) -> Any:
+    return ((a @ b) @ a) @ b
+
+
+def _kept(a: Any, b: Any) -> Any:
+    first = a @ b
+    return (((first @ a) @ b) @ a) @ first
+
+
+def _two_results(a: Any, b: Any) -> Any:
+    early = a @ b
+    return early, (b @ a) @ early
+
+
+@pytest.mark.parametrize("program", [_chain, _kept, _two_results])
+def test_the_curve_is_the_sum_of_what_exists(program: Callable[..., Any]) -> None:
+    graph = graph_of(program, 2)
+    found = profile(graph)
+    wanted = [sum(graph.values[v].bytes for v in alive) for alive in alive_values(graph)]
+    assert found.curve.tolist() == wanted
+    assert found.peak_bytes == max(wanted) == wanted[found.peak_time]
+    assert sum(found.parts.values()) == found.peak_bytes
+
+
+@pytest.mark.parametrize("row", [ROWS, COLUMNS, np.array([0, 1], np.int8)])
+def test_cut_values_count_their_pieces(row: np.ndarray) -> None:
+    graph = graph_of(_kept, 2)
+    pieces = np.prod([size for (_, size), place in zip(AXES, row, strict=True) if place >= 0])
+    everywhere = {v.index: row for v in graph.values}
+    assert (profile(graph, everywhere).curve * pieces == profile(graph).curve).all()
+
+
+def test_a_gathered_copy_counts_while_it_is_read() -> None:
+    graph = graph_of(_chain, 2)
+    a = graph.inputs[0]
+    cut = {a: ROWS}
+    as_cut = profile(graph, cut, {(0, 0): ROWS, (1, 1): ROWS}).curve
+    gathered_once = profile(graph, cut, {(0, 0): WHOLE, (1, 1): ROWS}).curve
+    assert (gathered_once - as_cut).tolist() == [256, 0, 0]
+    # Read whole by two operations it is gathered once and kept from the first to the last of them.
+    gathered_for_both = profile(graph, cut, {(0, 0): WHOLE, (1, 1): WHOLE}).curve
+    assert (gathered_for_both - as_cut).tolist() == [256, 256, 0]
+
+
+def test_a_pending_sum_lives_until_it_is_finished() -> None:
+    """The finished copy takes its place."""
+    graph = graph_of(_kept, 2)
+    first = graph.ops[0].results[0]
+    readers = {(op.index, p): WHOLE for op in graph.ops for p, v in enumerate(op.operands) if v == first}
+    pending = profile(graph, {first: PENDING}, readers)
+    assert pending.curve[0] == profile(graph).curve[0]
+    assert (pending.curve[1:] == profile(graph).curve[1:]).all()
+
+
+def test_donated_state_is_written_in_place() -> None:
+    def step(state: dict[str, Any], x: Any) -> Any:
+        return {"w": state["w"] @ x}, (x @ x).sum()
+
+    shapes = {"w": square()}, square()
+    kept, donated = (trace(step, shapes, {}, donate_argnums=d).graph for d in ((), (0,)))
+    assert profile(kept).curve[-1] - profile(donated).curve[-1] == 256
+
+
+def test_what_a_loop_stacks_is_there_from_its_start_to_its_last_reader() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        return jax.lax.scan(lambda c, _: (c @ w, None), x, None, length=5)[0].sum()
+
+    graph = trace(jax.grad(loss), (square(), square()), {}).graph
+    residuals = [op.results[0] for op in graph.ops if op.primitive == "scan_stack"]
+    assert residuals and all(graph.values[v].bytes == 5 * 256 for v in residuals)
+    found = profile(graph)
+    forward, backward = (loop for loop in graph.loops if loop.stop > loop.start)
+    for at in range(forward.start, backward.stop):
+        assert found.curve[at] >= 5 * 256 * len(residuals)
+    assert found.parts["residuals"] == 5 * 256 * len(residuals)
+
+
+def test_captured_constants_stay_to_the_end() -> None:
+    table = jnp.ones((8, 8))
+    graph = trace(lambda x: (x @ table) @ x, (square(),), {}).graph
+    without = trace(lambda x: (x @ x) @ x, (square(),), {}).graph
+    assert (profile(graph).curve - profile(without).curve).tolist() == [256, 256]
