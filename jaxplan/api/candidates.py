@@ -11,9 +11,7 @@ from ..cost import CostModel, MemoryProfile, materialised, simulate_memory
 from ..errors import RuleError
 from ..ir import Traced
 from ..lowering import Checked, check, planned_constraints, resolve_orders
-from ..search import SearchResult, Termination, solve
-from ..search.build import Allowed, build
-from ..search.space import Decision, Space, decide
+from ..search import Allowed, Decision, SearchResult, Space, Termination, build, decide, solve
 from ..sharding import Layout
 from .meshes import Target
 from .options import Options

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..cost import CostModel, MemoryProfile, simulate_memory
 from ..hardware import axis_links
-from ..search import least_peak, solve
-from ..search.build import Allowed, build
-from ..search.space import Space, decide
+from ..search import Allowed, Space, build, decide, least_peak, solve
 from ..sharding import MeshAxes
 from ..units import format_bytes
 

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ..errors import ConstraintError
 from ..ir import Leaf, Traced
-from ..search.build import Allowed
+from ..search import Allowed
 from ..sharding import MeshAxes, all_places
 
 Constraints = Mapping[str, Any]

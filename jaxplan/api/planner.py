@@ -14,7 +14,7 @@ from ..errors import ArgumentError, InfeasibleError
 from ..hardware import AxisLink, axis_links
 from ..ir import Traced
 from ..plans import Plan
-from ..search.build import Allowed
+from ..search import Allowed
 from .candidates import Candidate, Found, Nothing, Pipeline
 from .infeasible import explain_infeasible
 from .meshes import Target

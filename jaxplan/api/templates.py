@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..ir import Graph
-from ..search.build import Allowed
+from ..search import Allowed
 from ..sharding import MeshAxes, Rule
 
 

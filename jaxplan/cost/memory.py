@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..ir import Graph, live_intervals
-from ..ir.liveness import enclosing_stop, needed_until, settled_values, written_over
+from ..ir import Graph, enclosing_stop, live_intervals, needed_until, settled_values, written_over
 from ..sharding import UNREDUCED, MeshAxes, pieces, reshard_steps
 
 

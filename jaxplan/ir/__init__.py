@@ -1,12 +1,17 @@
 """What is computed: a step, traced to a frozen Graph."""
 
+from .flatten import CALLS as CALLS
 from .graph import Graph as Graph
 from .graph import Loop as Loop
 from .graph import Op as Op
 from .graph import Site as Site
 from .graph import Value as Value
 from .liveness import Interval as Interval
+from .liveness import enclosing_stop as enclosing_stop
 from .liveness import live_intervals as live_intervals
+from .liveness import needed_until as needed_until
+from .liveness import settled_values as settled_values
+from .liveness import written_over as written_over
 from .trace import Leaf as Leaf
 from .trace import Traced as Traced
 from .trace import trace as trace

@@ -15,8 +15,16 @@ import numpy as np
 
 from ..ir import Graph, Traced
 from ..plans import Constraint
-from ..sharding import UNREDUCED, Layout, MeshAxes, layout_of_places, reshard_steps
-from ..sharding.partitioner import Collective, Partitioned, partition
+from ..sharding import (
+    UNREDUCED,
+    Collective,
+    Layout,
+    MeshAxes,
+    Partitioned,
+    layout_of_places,
+    partition,
+    reshard_steps,
+)
 from .constrain import finished, pin_values
 from .jit import SCOPE, lower_flat
 from .order import Orders

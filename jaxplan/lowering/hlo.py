@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ArgumentError
-from ..sharding import MeshAxes
-from ..sharding.groups import axes_of_groups, axes_of_pairs
+from ..sharding import MeshAxes, axes_of_groups, axes_of_pairs
 from .replica_groups import groups_of, pairs_of
 
 _COMPUTATION = re.compile(r"(?:ENTRY )?%?([\w.-]+) \(.*\{$")

@@ -9,8 +9,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from .._jax import Literal, as_closed, equation_context
-from ..ir import Site
-from ..ir.flatten import CALLS
+from ..ir import CALLS, Site
 
 Pins = Mapping[Site, tuple[NamedSharding, ...]]
 """Sharding constraints by place; several at one place are applied one after another."""

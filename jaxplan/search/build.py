@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..cost import CostModel, source_values, traffic
-from ..ir import Graph, Op, Value, live_intervals
-from ..ir.liveness import enclosing_stop, needed_until, settled_values, written_over
+from ..ir import Graph, Op, Value, enclosing_stop, live_intervals, needed_until, settled_values, written_over
 from ..sharding import UNREDUCED, Rule, Strategies, all_places, pieces, reachable, reshard_table, strategies
 from .problem import Edge, Node, StrategyProblem, Usage
 from .space import Port, Space, graph_rules

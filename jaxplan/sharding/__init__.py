@@ -1,5 +1,11 @@
 """How tensors can be cut: layouts, factor rules, strategies, and resharding between them."""
 
+from .groups import axes_of_groups as axes_of_groups
+from .groups import axes_of_pairs as axes_of_pairs
+from .partitioner import Collective as Collective
+from .partitioner import Partitioned as Partitioned
+from .partitioner import partition as partition
+from .partitioner import shardy_rules as shardy_rules
 from .reshard import Step as Step
 from .reshard import reachable as reachable
 from .reshard import reshard_path as reshard_path
