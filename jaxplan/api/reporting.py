@@ -121,6 +121,8 @@ def _cost(
         seconds[name] = seconds.get(name, 0.0) + row.seconds_s
         sent[name] = sent.get(name, 0) + int(row.wire_bytes * row.trips)
     ops = traced.graph.ops
+    objective_s = best.found.result.objective_s
+    bound_s = max(best.found.result.bound_s, 0.0)  # a search cut short may have proved nothing: no step takes less
     return PlanCost(
         step_s=best.step_s(options.overlap),
         compute_s=best.compute_s,
@@ -133,9 +135,9 @@ def _cost(
         peak_parts=dict(best.found.memory.parts),
         peak_where=ops[best.found.memory.peak_time].source if ops else "",
         termination=best.found.result.termination.value if best.name == "ilp" else "template",
-        objective_s=best.found.result.objective_s,
-        bound_s=best.found.result.bound_s,
-        gap=best.found.result.gap,
+        objective_s=objective_s,
+        bound_s=bound_s,
+        gap=(objective_s - bound_s) / objective_s if objective_s > bound_s else 0.0,
         search_s=search_s,
     )
 
