@@ -270,6 +270,37 @@ def test_dimensions_that_do_not_divide(mesh_4x2: Mesh) -> None:
     assert_equal(cut(mixed_state, mixed_x), jax.jit(step)(mixed_state, mixed_x))
 
 
+def _looped(w: jax.Array, x: jax.Array) -> Any:
+    return jax.lax.scan(lambda c, _: (jnp.tanh(c @ w) + x, c.sum()), x, None, length=3)
+
+
+def _until(w: jax.Array, x: jax.Array) -> Any:
+    return jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, jnp.tanh(c[1] @ w)), (0, x))
+
+
+def _either(w: jax.Array, x: jax.Array) -> Any:
+    return jax.lax.cond(x[0, 0] > 0, lambda: (x @ w) @ w.T, lambda: x.T.reshape(16, 32) - 1)
+
+
+def _learnt_with_remat(w: jax.Array, x: jax.Array) -> Any:
+    def loss(w: jax.Array) -> jax.Array:
+        body = jax.checkpoint(lambda c, _: (jnp.tanh(c @ w), None))
+        return jnp.sum(jax.lax.scan(body, x, None, length=3)[0] ** 2)
+
+    return jax.value_and_grad(loss)(w)
+
+
+@pytest.mark.parametrize("program", [_looped, _until, _either, _learnt_with_remat])
+@pytest.mark.parametrize("x_spec", [P("data"), P(None, "model"), P("model", "data")])
+def test_control_flow_computes_the_same(program: Any, x_spec: P, mesh_4x2: Mesh) -> None:
+    state, x = arrays()
+    w = state["kernel"] / 8
+    planned = jaxplan.auto_shard(
+        program, mesh_4x2, hardware="tpu-v5e", constraints={"w": P("model", "data"), "x": x_spec}
+    )
+    assert_equal(planned(w, x), jax.jit(program)(w, x))
+
+
 # -- constraints ----------------------------------------------------------------------------------------------
 
 

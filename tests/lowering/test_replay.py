@@ -1,0 +1,163 @@
+"""A step run again with layouts pinned anywhere computes what it computed before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+
+from jaxplan.ir import Graph, Site, Traced, trace
+from jaxplan.lowering import planned_function
+from jaxplan.plans import Constraint
+from jaxplan.sharding import all_places, layout_of_places
+
+
+@jax.custom_vjp
+def _scaled(x: Any) -> Any:
+    return x * 2
+
+
+_scaled.defvjp(lambda x: (x * 2, None), lambda _, g: (g * 3,))
+
+
+def _straight(w: Any, x: Any) -> Any:
+    return jnp.tanh(x @ w) @ w.T, x.sum(axis=0)
+
+
+def _calls(w: Any, x: Any) -> Any:
+    return jax.jit(jax.jit(jnp.matmul))(x, w) + jax.grad(lambda x: jnp.sum(_scaled(x) ** 2))(x)
+
+
+def _scan(w: Any, x: Any) -> Any:
+    return jax.lax.scan(lambda c, row: (jnp.tanh(c @ w) + row, c.sum()), x, jnp.arange(4.0))
+
+
+def _grad_of_remat_scan(w: Any, x: Any) -> Any:
+    def loss(w: Any) -> Any:
+        body = jax.checkpoint(lambda c, _: (jnp.tanh(c @ w), None))
+        return jnp.sum(jax.lax.scan(body, x, None, length=3)[0] ** 2)
+
+    return jax.value_and_grad(loss)(w)
+
+
+def _while(w: Any, x: Any) -> Any:
+    return jax.lax.while_loop(lambda c: c[0] < 5, lambda c: (c[0] + 1, jnp.tanh(c[1] @ w)), (0, x))
+
+
+def _cond(w: Any, x: Any) -> Any:
+    return jax.lax.cond(x[0, 0] > 0, lambda: x @ w, lambda: x - 1) + jax.lax.switch(
+        jnp.int32(1), [lambda: x, lambda: x @ w, lambda: x * 3]
+    )
+
+
+def _captured(w: Any, x: Any) -> Any:
+    table = jnp.asarray(np.linspace(0, 1, 64).reshape(8, 8), jnp.float32)
+    return jax.lax.map(lambda row: row @ table, x @ w)
+
+
+PROGRAMS = [_straight, _calls, _scan, _grad_of_remat_scan, _while, _cond, _captured]
+
+
+def arguments() -> tuple[jax.Array, jax.Array]:
+    random = np.random.default_rng(0)
+    w, x = (jnp.asarray(random.standard_normal(s) / 3, jnp.float32) for s in ((8, 8), (16, 8)))
+    return w, x
+
+
+def places_to_pin(graph: Graph) -> list[tuple[Site, tuple[int, ...]]]:
+    """Every place that a plan can pin, with the shape of what is there."""
+    places = [(v.site, v.shape) for v in graph.values if v.site is not None]
+    places += [
+        (site, graph.values[v].shape)
+        for op in graph.ops
+        for site, v in zip(op.sites, op.operands, strict=True)
+    ]
+    return [(site, shape) for site, shape in places if shape]
+
+
+def random_pins(traced: Traced, mesh: Mesh, seed: int, share: float) -> list[Constraint]:
+    random = np.random.default_rng(seed)
+    axes = tuple((str(name), int(size)) for name, size in mesh.shape.items())
+    # XLA wants one sharding of all branches of a conditional: what leaves them is pinned, and alike.
+    joined = {
+        site: op.results[0] for op in traced.graph.ops if op.primitive == "cond_join" for site in op.sites[1:]
+    }
+    of_join: dict[int, Any] = {}
+    pins = []
+    for site, shape in places_to_pin(traced.graph):
+        if random.random() < share or site in joined:
+            rows = all_places(shape, axes)
+            layout = layout_of_places(rows[random.integers(len(rows))], len(shape), axes)
+            if site in joined:
+                layout = of_join.setdefault(joined[site], layout)
+            pins.append(
+                Constraint(site=site, layout=layout, source="", primitive="", shape=shape, why="propagation")
+            )
+    return pins
+
+
+def run(traced: Traced, pins: list[Constraint], mesh: Mesh, args: Any) -> list[np.ndarray]:
+    results = jax.jit(planned_function(traced, pins, mesh))(*args)
+    return [np.asarray(leaf) for leaf in results]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_without_pins_nothing_changes(program: Callable[..., Any], mesh_4x2: Mesh) -> None:
+    args = arguments()
+    traced = trace(program, args, {})
+    for found, wanted in zip(
+        run(traced, [], mesh_4x2, args), jax.tree.leaves(jax.jit(program)(*args)), strict=True
+    ):
+        np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_random_pins_at_random_places_change_no_result(
+    program: Callable[..., Any], seed: int, mesh_4x2: Mesh
+) -> None:
+    args = arguments()
+    traced = trace(program, args, {})
+    pins = random_pins(traced, mesh_4x2, seed, share=0.5)
+    assert any(any(pin.layout.dims) for pin in pins)
+    for found, wanted in zip(
+        run(traced, pins, mesh_4x2, args), jax.tree.leaves(jax.jit(program)(*args)), strict=True
+    ):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_pin_is_in_the_lowered_program(program: Callable[..., Any], mesh_4x2: Mesh) -> None:
+    """One constraint for each, inside loops, branches and remat too."""
+    args = arguments()
+    traced = trace(program, args, {})
+    pins = random_pins(traced, mesh_4x2, seed=2, share=1.0)
+    places = {pin.site: pin for pin in pins}
+    jaxpr = jax.make_jaxpr(planned_function(traced, list(places.values()), mesh_4x2))(*args)
+    assert str(jaxpr).count("sharding_constraint[") >= len(places)
+
+
+def test_what_is_rematerialised_stays_so(mesh_4x2: Mesh) -> None:
+    args = arguments()
+    traced = trace(_grad_of_remat_scan, args, {})
+    again = str(
+        jax.make_jaxpr(planned_function(traced, random_pins(traced, mesh_4x2, 0, 0.5), mesh_4x2))(*args)
+    )
+    assert again.count("prevent_cse") == str(traced.jaxpr).count("prevent_cse") > 0
+
+
+def test_a_pin_decides_the_layout_of_a_result(mesh_4x2: Mesh) -> None:
+    args = arguments()
+    traced = trace(_straight, args, {})
+    site = traced.graph.values[traced.graph.outputs[0]].site
+    assert site is not None
+    axes = (("data", 4), ("model", 2))
+    layout = layout_of_places(np.array([0, 1], np.int8), 2, axes)
+    pin = Constraint(site=site, layout=layout, source="", primitive="", shape=(16, 8), why="propagation")
+    result = jax.jit(planned_function(traced, [pin], mesh_4x2))(*args)[0]
+    assert result.sharding.is_equivalent_to(NamedSharding(mesh_4x2, layout.spec()), 2)
