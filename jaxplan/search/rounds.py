@@ -108,6 +108,8 @@ class Rounds:
             self._offer_near(chosen)
             if self.best.closed(self.relative_gap):
                 return True
+            if time.monotonic() > self.engine.deadline:
+                raise OutOfTime
             bound_s = dual.bound_s()
             target_s = min(bound_s + reach * max(abs(bound_s), LEAST_UNIT * reached), self.best.objective_s)
             cut = dual.core(target_s)
@@ -127,6 +129,8 @@ class Rounds:
         reduction = reduce(core)
         if reduction.infeasible:
             return False
+        if time.monotonic() > self.engine.deadline:
+            raise OutOfTime
 
         def lift(chosen: Sequence[int]) -> Sequence[int]:
             inside = reduction.lift(chosen)
