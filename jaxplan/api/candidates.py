@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +12,17 @@ from ..cost import CostModel, MemoryProfile, materialised, simulate_memory
 from ..errors import RuleError
 from ..ir import Traced
 from ..lowering import Checked, check, planned_constraints, resolve_orders
-from ..search import Allowed, Decision, SearchResult, Space, Termination, build, decide, solve
+from ..search import Allowed, Decision, SearchResult, Space, Termination, build, decide, least_peak, solve
 from ..sharding import Layout
 from .meshes import Target
 from .options import Options
 from .templates import input_kinds, template_pins
+
+NEAR = 1.02
+"""A peak this much over the least is as good to tell a user, and leaves room for a sensible plan."""
+
+NEAR_LEAST_S = 20.0
+"""A refusal is not worth a longer search."""
 
 MEMORY_ROUNDS = 4
 """Searches with a tightened limit before giving up on a budget that only the decided layouts overrun."""
@@ -60,6 +67,23 @@ class Nothing:
     result: SearchResult
 
 
+def near_least_peak(
+    space: Space, seed: int, *, only_within: float = math.inf
+) -> tuple[Decision | None, SearchResult]:
+    """The cheapest decision near the least peak; None when nothing is possible, or not within `only_within` bytes.
+
+    The assignment of the least peak itself reshards as it likes, which its rows don't see: near it, the cheapest one
+    has no copies but those that it needs.
+    """
+    least = least_peak(space.problem)
+    if not least.assignment or least.peak_bytes > only_within:
+        return None, least
+    near = dataclasses.replace(space.problem, limit_bytes=int(least.peak_bytes * NEAR) + 1)
+    cheap = solve(near, time_limit_s=NEAR_LEAST_S, relative_gap=0.01, seed=seed, hint=least.assignment)
+    chosen = cheap if cheap.assignment else least
+    return decide(space, chosen.assignment), chosen
+
+
 class Pipeline:
     """What all searches of one step share: the traced step, its rules, prices and budget."""
 
@@ -91,8 +115,12 @@ class Pipeline:
         """Pins of a named template; None when the mesh has too few axes for it."""
         return template_pins(name, self.traced.graph, self.kinds, self.target.axes)
 
-    def search(self, pins: Mapping[int, Allowed]) -> Found | Nothing:
-        """The cheapest decision under `pins` whose simulated memory fits the budget."""
+    def search(self, pins: Mapping[int, Allowed], *, stubborn: bool = False) -> Found | Nothing:
+        """The cheapest decision under `pins` whose simulated memory fits the budget.
+
+        The search's memory rows and the simulation differ a little both ways.  Where the simulation is over budget, the
+        rows are tightened; where the rows alone say no, a `stubborn` search asks the simulation near the least peak.
+        """
         space = self.space(pins)
         limit = self.budget_bytes
         for _ in range(MEMORY_ROUNDS):
@@ -102,24 +130,21 @@ class Pipeline:
             )  # fmt: skip
             if not result.assignment:
                 break
-            found = self._found(space, result)
-            excess = found.memory.peak_bytes - self.budget_bytes
+            decision = decide(space, result.assignment)
+            memory = self.simulate(decision)
+            excess = memory.peak_bytes - self.budget_bytes
             if excess <= 0:
-                return found
-            if result.termination is Termination.INFEASIBLE:
-                break
-            # the search's rows leave out what only shows at the decided layouts (gathered copies): make room for it
+                return Found(space=space, result=result, decision=decision, memory=memory)
             limit = min(limit - excess, result.peak_bytes - 1)
             self.say(f"{excess} bytes over budget once resharded copies are counted: searching again")
+        if stubborn:
+            near, chosen = near_least_peak(space, self.options.seed)
+            if near is not None:
+                memory = self.simulate(near)
+                if memory.peak_bytes <= self.budget_bytes:
+                    feasible = dataclasses.replace(chosen, termination=Termination.FEASIBLE, bound_s=0.0)
+                    return Found(space=space, result=feasible, decision=near, memory=memory)
         return Nothing(space=space, result=result)
-
-    def _found(self, space: Space, result: SearchResult) -> Found:
-        decision = decide(space, result.assignment)
-        memory = self.simulate(decision)
-        if result.termination is Termination.INFEASIBLE and memory.peak_bytes <= self.budget_bytes:
-            # the rows are stricter than the simulation here and there: the least peak does fit after all
-            result = dataclasses.replace(result, termination=Termination.FEASIBLE)
-        return Found(space=space, result=result, decision=decision, memory=memory)
 
     def simulate(self, decision: Decision) -> MemoryProfile:
         """Memory of one device at the decided layouts."""

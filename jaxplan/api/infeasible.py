@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from ..cost import CostModel, MemoryProfile, simulate_memory
 from ..hardware import axis_links
-from ..search import Allowed, Space, build, decide, least_peak, solve
+from ..search import Allowed, Space, build
 from ..sharding import MeshAxes
 from ..units import format_bytes
-
-if TYPE_CHECKING:
-    from .candidates import Nothing, Pipeline
+from .candidates import Nothing, Pipeline, near_least_peak
 
 _LARGEST_GROWTH = 64
 """Times as many devices as the user has, at most, in the advice on a larger mesh."""
-_NEAR = 1.02
-"""A peak this much over the least is as good to tell a user, and leaves room for a sensible plan."""
 _PATIENCE_S = 20.0
 """A refusal is not worth a longer search."""
 
@@ -98,19 +92,10 @@ def _space(pipeline: Pipeline, axes: MeshAxes) -> Space:
 def _least_memory(
     pipeline: Pipeline, space: Space, axes: MeshAxes, *, only_within: float = math.inf
 ) -> MemoryProfile | None:
-    """Memory of the cheapest assignment near the least peak; None when nothing is possible (or within reach).
-
-    The assignment of the least peak itself reshards as it likes, which its rows don't see: near it, the cheapest one
-    has no copies but those that it needs.
-    """
-    least = least_peak(space.problem)
-    if not least.assignment or least.peak_bytes > only_within:
+    """Memory of the cheapest assignment near the least peak; None when nothing is possible (or within reach)."""
+    decision, _ = near_least_peak(space, pipeline.options.seed, only_within=only_within)
+    if decision is None:
         return None
-    near = dataclasses.replace(space.problem, limit_bytes=int(least.peak_bytes * _NEAR) + 1)
-    cheap = solve(
-        near, time_limit_s=_PATIENCE_S, relative_gap=0.01, seed=pipeline.options.seed, hint=least.assignment
-    )
-    decision = decide(space, cheap.assignment or least.assignment)
     return simulate_memory(
         pipeline.traced.graph, axes, pipeline.stored, pipeline.kinds, decision.values, decision.reads
     )

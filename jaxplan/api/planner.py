@@ -45,7 +45,7 @@ def make_plan(
     pipeline = Pipeline(traced, target, model, budget_bytes, options, output_pins, say)
     say(f"searching ({options.search})")
     template = {} if options.search == "ilp" else _template(pipeline)
-    outcome = pipeline.search({**template, **input_pins})
+    outcome = pipeline.search({**template, **input_pins}, stubborn=True)
     best = pipeline.checked(options.search, outcome) if isinstance(outcome, Found) else None
     times: dict[str, float] = {}
     if options.search == "ilp" and options.compare_templates:

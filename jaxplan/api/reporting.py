@@ -122,7 +122,9 @@ def _cost(
         sent[name] = sent.get(name, 0) + int(row.wire_bytes * row.trips)
     ops = traced.graph.ops
     objective_s = best.found.result.objective_s
-    bound_s = max(best.found.result.bound_s, 0.0)  # a search cut short may have proved nothing: no step takes less
+    bound_s = max(
+        best.found.result.bound_s, 0.0
+    )  # a search cut short may have proved nothing: no step takes less
     return PlanCost(
         step_s=best.step_s(options.overlap),
         compute_s=best.compute_s,
