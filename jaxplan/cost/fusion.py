@@ -168,7 +168,7 @@ class _Kernels:
             for value in op.results:
                 if not self.stored[value]:
                     self.leaves[value] = self._from_operands(op, value)
-                    dear = self.leaves[value] is None or (contracted[value] and self._expensive(op, value))
+                    dear = self.leaves[value] is None or (contracted[value] and self._kept(op, value))
                     if crosses[value] and dear and not self.source[value]:
                         self.stored[value] = True
                 if self.stored[value]:
@@ -188,8 +188,15 @@ class _Kernels:
                 leaves.update(found)
         return leaves if sum(leaves.values()) <= 2 * self.graph.values[value].bytes else None
 
-    def _expensive(self, op: Op, value: int) -> bool:
-        """Whether computing `value` again takes an expensive function of at least half as many elements."""
+    def _kept(self, op: Op, value: int) -> bool:
+        """Whether a contraction wants `value` in memory, though it could compute it again.
+
+        So it is when that takes an expensive function of at least half as many elements; and with a loop's slice:
+        XLA for TPU converts a stack of weights once, before the loop (seen in the scanned Llama's program).
+        """
+        leaves = self.leaves[value] or {}
+        if any(not self.stored[leaf] and self._buffer(leaf) for leaf in leaves):
+            return True
         ops, todo = self.graph.ops, [op]
         least = math.prod(self.graph.values[value].shape) / 2
         while todo:
@@ -258,4 +265,6 @@ class _Kernels:
         return self._here(value, op) and self.value_level[value] == level and not self._buffer(value)
 
     def _buffer(self, value: int) -> bool:
+        if self.producers[value] < 0:
+            return False
         return self.graph.ops[self.producers[value]].primitive in LOOP_EDGES
