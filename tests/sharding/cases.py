@@ -77,6 +77,9 @@ _UNARY = (
 )  # fmt: skip
 for _name in _UNARY:
     case(_name, "float", getattr(lax, _name), V)
+# Primitives of jax 0.12, in the words of every jax: tanh's derivative and log2.
+case("one_minus_square", "float", lambda x: 1 - x * x, V, stands_in=True)
+case("log2", "float", jnp.log2, V, stands_in=True)
 _BINARY = (
     "add", "atan2", "div", "max", "min", "mul", "nextafter", "pow", "rem", "sub", "eq", "ne", "ge", "gt",
     "le", "lt", "igamma", "igammac", "zeta",
