@@ -157,13 +157,13 @@ def check_f32(model: str, config_name: str, mesh_name: str, search: str) -> None
 
 # The quick set: every model, every search and every mesh at least once.  `make test-slow` runs all of them.
 QUICK = {
-    ("gpt", "4x2", "fsdp"), ("gpt", "2x2x2", "tensor_fsdp"),
-    ("llama", "4x2", "ilp"), ("llama", "4x2", "tensor_fsdp"),
+    ("gpt", "4x2", "fsdp"),
+    ("llama", "4x2", "tensor_fsdp"),
     ("lstm", "4x2", "fsdp"), ("lstm", "4x2", "megatron"),
     ("mlp", "8", "zero1"), ("mlp", "4x2", "ilp"), ("mlp", "4x2", "tensor_fsdp"), ("mlp", "2x2x2", "megatron"),
-    ("moe", "4x2", "fsdp"), ("moe", "4x2", "megatron"),
+    ("moe", "4x2", "fsdp"),
     ("resnet", "4x2", "zero1"), ("resnet", "8", "fsdp"),
-    ("vit", "4x2", "ilp"), ("vit", "4x2", "zero1"),
+    ("vit", "4x2", "zero1"),
 }  # fmt: skip
 
 CASES = [
