@@ -11,7 +11,7 @@ from typing import Any
 from ..cost import CostModel, MemoryProfile, materialised, simulate_memory
 from ..errors import RuleError
 from ..ir import Traced
-from ..lowering import Checked, check, planned_constraints, resolve_orders
+from ..lowering import Checked, Key, check, planned_constraints, resolve_orders
 from ..search import Allowed, Decision, SearchResult, Space, Termination, build, decide, least_peak, solve
 from ..sharding import Layout
 from .meshes import Target
@@ -24,7 +24,7 @@ NEAR = 1.02
 NEAR_LEAST_S = 20.0
 """A refusal is not worth a longer search."""
 
-MEMORY_ROUNDS = 4
+MEMORY_ROUNDS = 6
 """Searches with a tightened limit before giving up on a budget that only the decided layouts overrun."""
 
 
@@ -89,10 +89,11 @@ class Pipeline:
 
     def __init__(
         self, traced: Traced, target: Target, model: CostModel, budget_bytes: int, options: Options,
-        output_pins: Mapping[int, Allowed], say: Callable[[str], None],
+        output_pins: Mapping[int, Allowed], said_orders: Mapping[Key, tuple[int, ...]], say: Callable[[str], None],
     ) -> None:  # fmt: skip
         self.traced, self.target, self.model = traced, target, model
         self.budget_bytes, self.options, self.output_pins, self.say = budget_bytes, options, output_pins, say
+        self.said_orders = said_orders
         self.rules = self.space({}).rules
         self.kinds = input_kinds(traced.graph, self.rules)
         self.stored = materialised(traced.graph, self.rules)
@@ -122,21 +123,26 @@ class Pipeline:
         rows are tightened; where the rows alone say no, a `stubborn` search asks the simulation near the least peak.
         """
         space = self.space(pins)
-        limit = self.budget_bytes
+        limit, loose, strict, excess = self.budget_bytes, self.budget_bytes, 0, 0
         for _ in range(MEMORY_ROUNDS):
             result = solve(
                 dataclasses.replace(space.problem, limit_bytes=max(limit, 0)),
                 time_limit_s=self.options.time_limit_s, relative_gap=self.options.relative_gap, seed=self.options.seed,
             )  # fmt: skip
             if not result.assignment:
-                break
-            decision = decide(space, result.assignment)
-            memory = self.simulate(decision)
-            excess = memory.peak_bytes - self.budget_bytes
-            if excess <= 0:
-                return Found(space=space, result=result, decision=decision, memory=memory)
-            limit = min(limit - excess, result.peak_bytes - 1)
-            self.say(f"{excess} bytes over budget once resharded copies are counted: searching again")
+                strict = limit
+                if limit == loose or result.termination is not Termination.INFEASIBLE:
+                    break
+            else:
+                decision = decide(space, result.assignment)
+                memory = self.simulate(decision)
+                excess = memory.peak_bytes - self.budget_bytes
+                if excess <= 0:
+                    return Found(space=space, result=result, decision=decision, memory=memory)
+                loose = min(limit, result.peak_bytes - 1)
+                self.say(f"{excess} bytes over budget once resharded copies are counted: searching again")
+            # between a limit that lets too much through and one that lets nothing through
+            limit = max(loose - excess, (loose + strict) // 2) if strict < loose else loose
         if stubborn:
             near, chosen = near_least_peak(space, self.options.seed)
             if near is not None:
@@ -156,7 +162,14 @@ class Pipeline:
         """`found` lowered and taken through the partitioner."""
         graph, axes, decision = self.traced.graph, self.target.axes, found.decision
         orders = resolve_orders(
-            graph, self.rules, axes, decision.values, decision.reads, decision.outputs, decision.factors
+            graph,
+            self.rules,
+            axes,
+            decision.values,
+            decision.reads,
+            decision.outputs,
+            decision.factors,
+            self.said_orders,
         )
         inputs = tuple(
             orders.layout("value", v, 0, decision.values[v], len(graph.values[v].shape)) for v in graph.inputs

@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ..errors import ConstraintError
 from ..ir import Leaf, Traced
+from ..lowering import Key
 from ..search import Allowed
 from ..sharding import MeshAxes, all_places
 
@@ -22,8 +23,8 @@ Constraints = Mapping[str, Any]
 
 def pins_of(
     traced: Traced, axes: MeshAxes, constraints: Constraints | None
-) -> tuple[dict[int, Allowed], dict[int, Allowed]]:
-    """Masks by input position and by output position.
+) -> tuple[dict[int, Allowed], dict[int, Allowed], dict[Key, tuple[int, ...]]]:
+    """Masks by input position and by output position, and the orders of axes that the specs say.
 
     `constraints` maps a glob on tree paths ("state/params/**/kernel", "batch/*") to a PartitionSpec, to
     "replicated", or to a NamedSharding.  `PartitionSpec.UNCONSTRAINED` leaves a dimension to the planner; dimensions
@@ -37,6 +38,7 @@ def pins_of(
     outputs: dict[int, Allowed] = {}
     faults: list[str] = []
     said: dict[str, tuple[str, str]] = {}
+    orders: dict[Key, tuple[int, ...]] = {}
     for pattern, wish in (constraints or {}).items():
         hit = False
         for leaves, pins in ((traced.inputs, inputs), (traced.outputs, outputs)):
@@ -55,6 +57,9 @@ def pins_of(
                     )
                 said[leaf.path] = (pattern, str(wish))
                 pins[position] = allowed
+                is_input = pins is inputs
+                where = ("value", traced.graph.inputs[position]) if is_input else ("output", position)
+                orders |= {(*where, 0, d): order for d, order in _said_orders(wish, axes).items()}
         if not hit:
             paths = [leaf.path for leaf in (*traced.inputs, *traced.outputs)]
             near = difflib.get_close_matches(pattern.replace("*", ""), paths, n=3, cutoff=0.3) or paths[:3]
@@ -73,9 +78,22 @@ def pins_of(
                 f"{said[there][0]!r} says {said[there][1]}; state keeps one sharding: keep one of them"
             )
         inputs[source] = both
+        for (kind, index, _, d), order in list(orders.items()):
+            if (kind, index) == ("output", position):
+                orders[("value", traced.graph.inputs[source], 0, d)] = order
     if faults:
         raise ConstraintError("constraints can't be met:\n  " + "\n  ".join(faults))
-    return inputs, outputs
+    return inputs, outputs, orders
+
+
+def _said_orders(wish: Any, axes: MeshAxes) -> dict[int, tuple[int, ...]]:
+    """By dimension, the mesh axes that a spec puts on it, major first, where it names several."""
+    spec = wish.spec if isinstance(wish, NamedSharding) else wish
+    index = {name: i for i, (name, _) in enumerate(axes)}
+    if not isinstance(spec, PartitionSpec):
+        return {}
+    named = {d: [n for n in e if dict(axes)[n] > 1] for d, e in enumerate(spec) if isinstance(e, tuple)}
+    return {d: tuple(index[n] for n in names) for d, names in named.items() if len(names) > 1}
 
 
 def matches(pattern: str, path: str) -> bool:

@@ -41,8 +41,8 @@ def make_plan(
     model = CostModel(
         profile=target.profile, axes=target.axes, links=_links(target), exposed=1 - options.overlap
     )
-    input_pins, output_pins = pins_of(traced, target.axes, constraints)
-    pipeline = Pipeline(traced, target, model, budget_bytes, options, output_pins, say)
+    input_pins, output_pins, said_orders = pins_of(traced, target.axes, constraints)
+    pipeline = Pipeline(traced, target, model, budget_bytes, options, output_pins, said_orders, say)
     say(f"searching ({options.search})")
     template = {} if options.search == "ilp" else _template(pipeline)
     outcome = pipeline.search({**template, **input_pins}, stubborn=True)

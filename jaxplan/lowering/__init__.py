@@ -6,5 +6,6 @@ from .constrain import planned_constraints as planned_constraints
 from .jit import lower_flat as lower_flat
 from .jit import planned_function as planned_function
 from .jit import sharding_of as sharding_of
+from .order import Key as Key
 from .order import Orders as Orders
 from .order import resolve_orders as resolve_orders

@@ -53,15 +53,17 @@ def resolve_orders(
     reads: Mapping[tuple[int, int], np.ndarray],
     outputs: Mapping[int, np.ndarray],
     factors: Mapping[int, np.ndarray],
+    said: Mapping[Key, tuple[int, ...]],
 ) -> Orders:
     """Choose the orders for a decision.
 
     Args:
-      values, reads, outputs: decided rows; factors: for every operation the factor that each axis cuts.
+      values, reads, outputs: decided rows; factors: for every operation the factor that each axis cuts;
+        said: orders that the user's constraints give.
     """
     if sum(size > 1 for _, size in axes) < 2:
         return Orders(axes=axes, chosen={})
-    return _Resolver(graph, rules, axes, values, reads, outputs, factors).orders()
+    return _Resolver(graph, rules, axes, values, reads, outputs, factors, said).orders()
 
 
 def _cut(row: np.ndarray, dim: int) -> tuple[int, ...]:
@@ -72,8 +74,9 @@ class _Resolver:
     def __init__(
         self, graph: Graph, rules: Sequence[Rule], axes: MeshAxes, values: Mapping[int, np.ndarray],
         reads: Mapping[tuple[int, int], np.ndarray], outputs: Mapping[int, np.ndarray],
-        factors: Mapping[int, np.ndarray],
+        factors: Mapping[int, np.ndarray], said: Mapping[Key, tuple[int, ...]],
     ) -> None:  # fmt: skip
+        self.said = said
         self.graph, self.rules, self.axes, self.factors = graph, rules, axes, factors
         self.values, self.reads, self.outputs = values, reads, outputs
         self.parent: dict[Key, Key] = {}
@@ -171,4 +174,11 @@ class _Resolver:
                 return sum(w for stays, w in wishes.get(root, ()) if set(order[: len(stays)]) != stays)
 
             best[root] = min(orders, key=spoiled)  # the first of equals: mesh order
-        return {key: best[self._find(key)] for key in self.parent}
+        for key, order in self.said.items():
+            if key in self.parent and set(order) == set(self.sets[key]):
+                best[self._find(key)] = order
+        chosen = {key: best[self._find(key)] for key in self.parent}
+        # two constraints of one class may say two orders: each holds where it was said
+        return chosen | {
+            k: order for k, order in self.said.items() if set(order) == set(self.sets.get(k, ()))
+        }

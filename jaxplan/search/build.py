@@ -218,20 +218,23 @@ class _Builder:
             made, can_tie = copy, not self._follows(value)
         else:
             made, can_tie = self.values[value], self._follows(value)
-        self._edge(made, port, value, tied=tied and can_tie, trips=trips)
+        sliced = op.primitive == "scan_slice"
+        self._edge(made, port, value, tied=tied and can_tie, trips=trips, sliced=sliced)
 
-    def _edge(self, tail: Port, head: Port, value: int, *, tied: bool, trips: float) -> None:
+    def _edge(
+        self, tail: Port, head: Port, value: int, *, tied: bool, trips: float, sliced: bool = False
+    ) -> None:
         if tail.node == head.node:
             return
         tensor = self.graph.values[value]
-        key = ("edge", id(tail.places), id(head.places), tensor.shape, tensor.item_bytes, trips, tied)
+        key = ("edge", id(tail.places), id(head.places), tensor.shape, tensor.item_bytes, trips, tied, sliced)
         if key not in self._cache:
-            self._cache[key] = self._matrix(tail.places, head.places, tensor, trips, tied)
+            self._cache[key] = self._matrix(tail.places, head.places, tensor, trips, tied, sliced)
         costs, allowed = self._cache[key]
         self.edges.append(Edge(tail=tail.node, head=head.node, costs_s=costs, allowed=allowed))
 
     def _matrix(
-        self, tail: np.ndarray, head: np.ndarray, tensor: Value, trips: float, tied: bool
+        self, tail: np.ndarray, head: np.ndarray, tensor: Value, trips: float, tied: bool, sliced: bool
     ) -> tuple[np.ndarray, np.ndarray | None]:
         if tied:
             # equal layouts; only what is pending may still be finished on the way
@@ -242,6 +245,11 @@ class _Builder:
                 return np.zeros(allowed.shape), allowed
         else:
             allowed = reachable(tail, head)
+            if sliced:
+                # a loop gathers its own slice, one iteration's at a time: gathered before the loop, the whole stack
+                # would lie in memory; only what is cut along the loop itself has to be
+                a, b = tail[:, None, :], head[None, :, :]
+                allowed &= ((a == b) | (a < 0) | (a == 0)).all(axis=2)
         once = reshard_table(tail, head, tensor.bytes, self.axes, self.model.collective)
         once = once + self.model.scattered_lanes_seconds(tail, head, tensor)
         table = np.where(allowed, once * (1 + _LATER_DIMENSION * _moved_dimension(tail, head)) * trips, 0.0)

@@ -1,0 +1,58 @@
+"""GPT at tightening memory: the optimizer state is sharded first, then the parameters too, gathered layer by layer."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import pytest
+from jax.sharding import AbstractMesh
+
+import jaxplan
+import models
+
+
+def _gpt_plan(memory_budget: int | None) -> jaxplan.Plan:
+    module = models.get("gpt")
+    config = dataclasses.replace(
+        module.CONFIGS["tiny-scan-remat"], n_layers=4, dim=256, seq_len=64, batch_size=64, vocab_size=512,
+    )  # fmt: skip
+    state = jax.eval_shape(lambda: module.init_state(config, jax.random.key(0)))
+    return jaxplan.plan(
+        module.make_train_step(config),
+        AbstractMesh((8,), ("data",)),
+        state,
+        module.batch_shapes(config),
+        donate_argnums=0,
+        hardware="tpu-v5e",
+        memory_budget=memory_budget,
+        options={"compare_templates": False},
+    )
+
+
+def _held(plan: jaxplan.Plan, kind: str) -> float:
+    """The share of a kind of state that one device holds."""
+    tensors = [t for t in plan.inputs if t.kind == kind]
+    return sum(t.local_bytes for t in tensors) / sum(t.bytes for t in tensors)
+
+
+def test_tight_memory_shards_optimizer_state_and_then_parameters() -> None:
+    roomy = _gpt_plan(None)
+    assert _held(roomy, "parameter") > 0.95
+    assert _held(roomy, "optimizer") == pytest.approx(1 / 8, rel=0.01)
+    parameter_bytes = sum(t.bytes for t in roomy.inputs if t.kind == "parameter")
+    gathered = sum(c.bytes * c.trips for c in roomy.collectives if c.kind == "all_gather")
+    scattered = sum(c.bytes * c.trips for c in roomy.collectives if c.kind == "reduce_scatter")
+    # ZeRO-1: gradients are scattered, new parameters gathered, each once.
+    assert gathered == pytest.approx(parameter_bytes, rel=0.01)
+    assert scattered == pytest.approx(parameter_bytes, rel=0.01)
+
+    tight = _gpt_plan(int(roomy.cost.peak_bytes - 0.3 * parameter_bytes))
+    assert tight.cost.peak_bytes <= tight.budget_bytes
+    assert _held(tight, "optimizer") == pytest.approx(1 / 8, rel=0.01)
+    assert _held(tight, "parameter") < 0.7
+    # The cut parameters are gathered where they are used, in the forward and again in the backward loop.
+    assert sum(c.bytes * c.trips for c in tight.collectives if c.kind == "all_gather") > gathered
+    assert tight.cost.step_s >= roomy.cost.step_s
+
+
