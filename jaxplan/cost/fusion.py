@@ -37,7 +37,7 @@ _EXPENSIVE = frozenset(
     {"acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh", "div", "erf", "erf_inv", "erfc",
      "exp", "exp2", "expm1", "lgamma", "log", "log1p", "logistic", "pow", "rsqrt", "sin", "sinh", "sqrt", "tan", "tanh"}
 )  # fmt: skip
-"""What no contraction is taken to compute again for its operand: transcendental functions and division, in the spirit of
+"""What no contraction is taken to compute again for its operand: transcendentals and division, in the spirit of
 `IsExpensive` of xla/service/instruction_fusion.cc; backends differ (for GPU it calls f32 exp and division cheap)."""
 
 
