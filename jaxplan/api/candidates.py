@@ -12,7 +12,18 @@ from ..cost import CostModel, MemoryProfile, materialised, simulate_memory
 from ..errors import RuleError
 from ..ir import Traced
 from ..lowering import Checked, Key, check, planned_constraints, resolve_orders
-from ..search import Allowed, Decision, SearchResult, Space, Termination, build, decide, least_peak, solve
+from ..search import (
+    Allowed,
+    Decision,
+    SearchResult,
+    Space,
+    Termination,
+    build,
+    decide,
+    graph_rules,
+    least_peak,
+    solve,
+)
 from ..sharding import Layout
 from .meshes import Target
 from .options import Options
@@ -94,7 +105,7 @@ class Pipeline:
         self.traced, self.target, self.model = traced, target, model
         self.budget_bytes, self.options, self.output_pins, self.say = budget_bytes, options, output_pins, say
         self.said_orders = said_orders
-        self.rules = self.space({}).rules
+        self.rules = graph_rules(traced.graph)
         self.kinds = input_kinds(traced.graph, self.rules)
         self.stored = materialised(traced.graph, self.rules)
         ops = zip(traced.graph.ops, self.rules, strict=True)

@@ -59,9 +59,8 @@ def template_pins(name: str, graph: Graph, kinds: Sequence[str], axes: MeshAxes)
     outer, last = (every[:-1], every[-1:]) if hybrid else (every, [])
     pins: dict[int, Allowed] = {}
     for position, kind in enumerate(kinds):
-        shape = graph.values[graph.inputs[position]].shape
         if kind == "batch":
-            pins[position] = _leading(outer, last, shape, axes)
+            pins[position] = _leading(outer, len(axes))
         elif name == "data" or (name == "zero1" and kind == "parameter"):
             pins[position] = _within([], len(axes))
         elif name == "megatron":
@@ -71,12 +70,12 @@ def template_pins(name: str, graph: Graph, kinds: Sequence[str], axes: MeshAxes)
     return pins
 
 
-def _leading(cut: list[int], never: list[int], shape: tuple[int, ...], axes: MeshAxes) -> Allowed:
+def _leading(cut: list[int], n_axes: int) -> Allowed:
     """The first dimension cut over `cut` where that divides (as many axes as do), nothing else cut."""
 
     def allowed(places: np.ndarray) -> np.ndarray:
         simple = ((places == 0) | (places < 0)).all(axis=1)
-        for axis in range(len(axes)):
+        for axis in range(n_axes):
             if axis not in cut:
                 simple &= places[:, axis] < 0
         count = (places[:, cut] == 0).sum(axis=1) if cut else np.zeros(len(places))

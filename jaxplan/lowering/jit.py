@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -75,11 +75,3 @@ def lower_flat(
         if platform is None or isinstance(mesh, Mesh)
         else stage.lower(lowering_platforms=(platform,))
     )
-
-
-def constraint_counts(constraints: Sequence[Constraint]) -> Mapping[str, int]:
-    """How many constraints there are of each reason."""
-    counts: dict[str, int] = {}
-    for constraint in constraints:
-        counts[constraint.why] = counts.get(constraint.why, 0) + 1
-    return counts

@@ -24,6 +24,7 @@ from .problem import Usage as Usage
 from .space import Decision as Decision
 from .space import Space as Space
 from .space import decide as decide
+from .space import graph_rules as graph_rules
 
 #: Every search algorithm by its name; `solve` is "ilp".
 SEARCHES: Mapping[str, Search] = MappingProxyType(

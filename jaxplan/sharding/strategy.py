@@ -143,9 +143,3 @@ def _places(tensor: Factors, factors: np.ndarray, reduction: frozenset[int]) -> 
         for f in names:
             table[f] = d
     return np.where(factors >= 0, table[factors], factors).astype(np.int8)
-
-
-def count(rule: Rule, axes: MeshAxes) -> int:
-    """An upper bound of how many strategies there are, without making them."""
-    free = len(rule.sizes) - len(rule.need_replication)
-    return math.prod(1 + free for _, size in axes if size > 1)
