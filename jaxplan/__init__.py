@@ -14,7 +14,10 @@ from .errors import PlanFileError as PlanFileError
 from .errors import PlanMismatchError as PlanMismatchError
 from .errors import RuleError as RuleError
 from .errors import SolverError as SolverError
+from .errors import TargetError as TargetError
 from .errors import TraceError as TraceError
+from .hardware import CompileTarget as CompileTarget
+from .hardware import target as target
 from .plans import Plan as Plan
 from .plans import load_plan as load_plan
 from .sharding import register_rule as register_rule

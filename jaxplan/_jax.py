@@ -101,6 +101,12 @@ def dtype_bytes(dtype: Any) -> float:
     return _itemsize_bits(jax.numpy.dtype(dtype)) / 8
 
 
+def is_compile_only(device: Any) -> bool:
+    """Whether `device` is one of a topology description: there to compile for, not to run on."""
+    # Run on jax 0.10.2 and 0.12.0.1: such devices' client is a class of its own, which jax names nowhere publicly.
+    return type(device.client).__name__ == "CompileOnlyPyClient"
+
+
 def parse_module(text: str) -> Any:
     """A fresh MLIR module parsed from StableHLO text: passes on it change nothing else."""
     context = _make_ir_context()

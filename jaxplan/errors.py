@@ -32,6 +32,10 @@ class HardwareError(JaxplanError, ValueError):
     """A hardware profile is unknown, or its file is malformed."""
 
 
+class TargetError(JaxplanError, ValueError):
+    """A compile-only target is unknown, refused by its compiler, or that compiler isn't installed."""
+
+
 class InfeasibleError(JaxplanError):
     """No plan satisfies the constraints within the memory budget; says what is the least reachable peak."""
 

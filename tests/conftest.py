@@ -94,3 +94,12 @@ def tpu_topology() -> Callable[[str], Any]:
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("libtpu is not installed: `pip install -e .[tpu-aot]` brings it (x86-64 Linux only)")
     return _tpu_topology
+
+
+@pytest.fixture(scope="session")
+def cuda_compiler() -> None:
+    """For a test marked `aot_gpu`: skipped where jax's CUDA plug-in is not installed."""
+    plugins = importlib.util.find_spec("jax_plugins")
+    paths = [] if plugins is None else plugins.submodule_search_locations or []
+    if not any(os.path.isdir(os.path.join(path, "xla_cuda13")) for path in paths):
+        pytest.skip("jax's CUDA plug-in is not installed: `pip install -e .[gpu-aot]` brings it (Linux only)")

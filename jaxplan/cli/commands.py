@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ..errors import JaxplanError
 from .progress import progress
@@ -63,7 +63,12 @@ def command_parser() -> argparse.ArgumentParser:
     plan.add_argument(
         "--mesh", type=_mesh_axes, required=True, metavar="AXIS=SIZE,...", help="data=4,model=2"
     )
-    plan.add_argument("--hardware", required=True, metavar="NAME", help="one that `jaxplan hardware` lists")
+    where = plan.add_mutually_exclusive_group(required=True)
+    where.add_argument("--hardware", metavar="NAME", help="one that `jaxplan hardware` lists")
+    where.add_argument(
+        "--target", metavar="NAME:DIMS", help="devices to compile for: tpu-v5e:2x4 (chips), h100:1x1x8 (slices x "
+        "hosts x devices)",
+    )  # fmt: skip
     plan.add_argument("--memory", metavar="SIZE", help="budget a device, as 14GiB; default: the profile's")
     plan.add_argument("--search", metavar="NAME", help="ilp (the default) or a template such as fsdp")
     plan.add_argument(
@@ -108,20 +113,16 @@ class _ShowVersion(argparse.Action):
 
 
 def _plan(arguments: argparse.Namespace) -> None:
-    import jax
-
     import jaxplan
 
     from .step_source import load_step
 
-    if not jax.config.jax_platforms:  # type: ignore[attr-defined]  # a setting, made when jax is imported
-        # Planning needs no accelerator: don't take one, or its memory, from whoever is using it.
-        jax.config.update("jax_platforms", "cpu")
+    _leave_accelerators_alone()
     with progress(f"planning {arguments.step}"):
         source = load_step(arguments.step, arguments.args)
         plan = jaxplan.plan(
             source.step,
-            jax.sharding.AbstractMesh(tuple(arguments.mesh.values()), tuple(arguments.mesh)),
+            _mesh(arguments),
             *source.shapes,
             donate_argnums=source.donate_argnums if arguments.donate is None else arguments.donate,
             hardware=arguments.hardware,
@@ -138,6 +139,25 @@ def _plan(arguments: argparse.Namespace) -> None:
     if arguments.python:
         arguments.python.write_text(plan.to_python(), encoding="utf-8")
         _say(f"wrote {arguments.python}")
+
+
+def _leave_accelerators_alone() -> None:
+    """Planning and compiling need no accelerator: none is taken, nor its memory, from whoever is using it."""
+    import jax
+
+    if not jax.config.jax_platforms:  # type: ignore[attr-defined]  # a setting, made when jax is imported
+        jax.config.update("jax_platforms", "cpu")
+
+
+def _mesh(arguments: argparse.Namespace) -> Any:
+    """The mesh of `--mesh` over the devices of `--target`, or over none."""
+    import jax
+
+    import jaxplan
+
+    if arguments.target is None:
+        return jax.sharding.AbstractMesh(tuple(arguments.mesh.values()), tuple(arguments.mesh))
+    return jaxplan.target(arguments.target).mesh(**arguments.mesh)
 
 
 def _explain(arguments: argparse.Namespace) -> None:

@@ -125,6 +125,18 @@ def test_plan_hands_over_every_option(recorder: Recorder) -> None:
     }
 
 
+@pytest.mark.aot_tpu
+def test_plan_for_a_target_gets_a_mesh_over_its_devices(
+    recorder: Recorder, tpu_topology: Callable[[str], Any]
+) -> None:
+    command = ["plan", "steps_here:factory", "--mesh", "data=4,model=2", "--target", "tpu-v5e:2x4"]
+    assert main(command) == 0
+    args, keywords = recorder.calls[0]
+    assert keywords["hardware"] is None
+    assert dict(args[1].shape) == {"data": 4, "model": 2}
+    assert {device.device_kind for device in args[1].devices.flat} == {"TPU v5 lite"}
+
+
 @pytest.mark.parametrize(
     ("donate", "expected"), [([], (0,)), (["--donate", ""], ()), (["--donate", "1"], (1,))]
 )
@@ -162,6 +174,7 @@ def test_explain_and_diff_read_plan_files(capsys: pytest.CaptureFixture[str]) ->
         (["--mesh", "data=2", "--donate", "state"], "argument positions"),
         (["--mesh", "data=2", "--json", "nowhere/p.json"], "there is no directory nowhere"),
         (["--mesh", "data=2", "--html", "."], "is a directory"),
+        (["--mesh", "data=2", "--target", "tpu-v5e:2x4"], "not allowed with argument --hardware"),
     ],
 )
 def test_wrong_usage_is_refused_before_anything_is_planned(
