@@ -16,6 +16,9 @@ from typing import Any, NamedTuple
 
 import jax
 
+# Run on jax 0.10.2, 0.11.2 and 0.12.0.1: what `jax.distributed.initialize` connected this process to.
+from jax._src import distributed as _distributed
+
 # Run on jax 0.10.2 and 0.12.0.1: the frame of a traceback that is neither jax's nor a registered library's.
 from jax._src import source_info_util as _source_info_util
 
@@ -84,6 +87,15 @@ def source_of(eqn: Any) -> str:
     if frame is None:
         return "unknown"
     return f"{os.path.basename(frame.file_name)}:{frame.start_line} ({frame.function_name})"
+
+
+def coordination_client() -> Any:
+    """The client of the key-value store that `jax.distributed.initialize` started; None before that.
+
+    Its methods that are used: `key_value_increment`, `key_value_set_bytes`, `blocking_key_value_get_bytes` (which
+    raises jax.errors.JaxRuntimeError, DEADLINE_EXCEEDED, when the time is up).
+    """
+    return _distributed.global_state.client
 
 
 def is_key_dtype(dtype: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
@@ -11,150 +12,14 @@ from jax.sharding import AbstractMesh, Mesh
 
 from ..errors import ArgumentError, PlanMismatchError
 from ..ir import Traced, trace
-from ..lowering import planned_function, sharding_of
 from ..plans import Plan
 from ..units import parse_bytes
-from .arguments import describe_misplaced, is_explicit, outside_any_mesh, shape_of
+from .arguments import describe_misplaced, outside_any_mesh, shape_of
 from .meshes import Target, target_of
 from .options import Options, as_options
 from .planner import make_plan
-
-
-class _OtherSignature(Exception):
-    """Raised while jax traces a planned step for arguments that it was not planned for."""
-
-
-class _ExplicitArguments(Exception):
-    """Raised while jax traces a planned step for arrays whose mesh axes are Explicit."""
-
-
-class _Variant:
-    """One plan and the jitted step made from it."""
-
-    def __init__(
-        self, traced: Traced, plan: Plan, target: Target, donate: Sequence[int], has_kwargs: bool
-    ) -> None:
-        self.traced, self.plan, self.target = traced, plan, target
-        self.donate, self.has_kwargs = tuple(donate), has_kwargs
-        # Set by the first call with such arguments, so that later ones need no failed trace.
-        self.takes_explicit = False
-        self._run = planned_function(traced, plan.constraints, target.mesh)
-
-    @functools.cached_property
-    def in_trees(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """NamedShardings in the structure of (dynamic args, dynamic kwargs)."""
-        leaves = [sharding_of(self.target.mesh, tensor.layout) for tensor in self.plan.inputs]
-        args, kwargs = jax.tree.unflatten(self.traced.in_tree, leaves)
-        return tuple(args), dict(kwargs)
-
-    @functools.cached_property
-    def out_tree(self) -> Any:
-        leaves = [sharding_of(self.target.mesh, tensor.layout) for tensor in self.plan.outputs]
-        return jax.tree.unflatten(self.traced.out_tree, leaves)
-
-    def apply(self, *args: Any, **kwargs: Any) -> Any:
-        """The planned step, traced by jax; refuses arguments of another signature than the plan's."""
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        if tree != self.traced.in_tree:
-            raise _OtherSignature
-        for leaf, planned in zip(leaves, self.traced.jaxpr.invars, strict=True):
-            aval = jax.typeof(leaf)
-            if (aval.shape, aval.dtype, aval.weak_type) != (
-                planned.aval.shape,
-                planned.aval.dtype,
-                planned.aval.weak_type,
-            ):
-                raise _OtherSignature
-            if is_explicit(aval):
-                raise _ExplicitArguments
-        return jax.tree.unflatten(self.traced.out_tree, self._run(*leaves))
-
-    @functools.cached_property
-    def jitted(self) -> Any:
-        """jax.jit of the planned step over the dynamic arguments."""
-        if self.has_kwargs:  # jax.jit takes no in_shardings for keywords: `lower` states them with the shapes
-            return jax.jit(self._named(), out_shardings=self.out_tree, donate_argnums=self.donate)
-        return jax.jit(
-            self._named(),
-            in_shardings=self.in_trees[0],
-            out_shardings=self.out_tree,
-            donate_argnums=self.donate,
-        )
-
-    def _named(self) -> Callable[..., Any]:
-        def step(*args: Any, **kwargs: Any) -> Any:
-            return self.apply(*args, **kwargs)
-
-        step.__name__ = step.__qualname__ = self.traced.name
-        return step
-
-    @functools.cached_property
-    def jitted_with_keywords(self) -> Any:
-        """`jitted` called as (*args, kwargs): jax.jit takes in_shardings for positions alone."""
-
-        def step(*args: Any) -> Any:
-            return self.apply(*args[:-1], **args[-1])
-
-        step.__name__ = step.__qualname__ = self.traced.name
-        args_shardings, kwargs_shardings = self.in_trees
-        return jax.jit(
-            step,
-            in_shardings=(*args_shardings, kwargs_shardings),
-            out_shardings=self.out_tree,
-            donate_argnums=self.donate,
-        )
-
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the step on its dynamic arguments.
-
-        Raises:
-          _OtherSignature: they are not those that it was planned for.
-        """
-        try:
-            return self._call(args, kwargs)
-        except _ExplicitArguments:
-            self.takes_explicit = True
-            return self._call(args, kwargs)
-
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        try:
-            with outside_any_mesh():
-                if self.takes_explicit:
-                    args, kwargs = self._without_explicit(args, kwargs)
-                return self.jitted_with_keywords(*args, kwargs) if kwargs else self.jitted(*args)
-        except ValueError as error:
-            raise describe_misplaced(error, self.plan, self.in_trees, args, kwargs) from error
-
-    def _without_explicit(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arrays whose mesh axes are Explicit moved to the plan's shardings; the others as they are."""
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        if tree != self.traced.in_tree:
-            raise _OtherSignature
-        explicit = [i for i, leaf in enumerate(leaves) if is_explicit(jax.typeof(leaf))]
-        if any(leaves[i].shape != self.traced.jaxpr.invars[i].aval.shape for i in explicit):
-            raise _OtherSignature
-        shardings = jax.tree.leaves(self.in_trees)
-        moved = jax.device_put([leaves[i] for i in explicit], [shardings[i] for i in explicit])
-        for i, leaf in zip(explicit, moved, strict=True):
-            leaves[i] = leaf
-        return jax.tree.unflatten(tree, leaves)
-
-    def lower(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        shapes, keyword_shapes = jax.tree.map(shape_of, (args, kwargs))
-        if self.has_kwargs:
-
-            def with_sharding(shape: Any, sharding: Any) -> Any:
-                return jax.ShapeDtypeStruct(
-                    shape.shape, shape.dtype, weak_type=shape.weak_type, sharding=sharding
-                )
-
-            shapes, keyword_shapes = jax.tree.map(with_sharding, (shapes, keyword_shapes), self.in_trees)
-        stage = self.jitted.trace(*shapes, **keyword_shapes)
-        if isinstance(self.target.mesh, AbstractMesh):
-            return stage.lower(lowering_platforms=(self.target.platform,))
-        return stage.lower()
+from .processes import agreed_plan, plan_digest
+from .variant import ExplicitArguments, OtherSignature, Variant
 
 
 class ShardedStep:
@@ -170,9 +35,9 @@ class ShardedStep:
         self._donate, self._static, self._static_names = donate_argnums, static_argnums, static_argnames
         self._budget = budget_of(self._target, memory_budget)
         self._constraints, self._options = constraints, options
-        self._variants: dict[Hashable, _Variant] = {}
-        self._last: dict[Hashable, _Variant] = {}  # by static arguments, the latest
-        self._direct: _Variant | None = None  # the latest, if jax.jit can take its arguments as they come
+        self._variants: dict[Hashable, Variant] = {}
+        self._last: dict[Hashable, Variant] = {}  # by static arguments, the latest
+        self._direct: Variant | None = None  # the latest, if jax.jit can take its arguments as they come
 
     # -- signatures ---------------------------------------------------------------------------------------
 
@@ -199,7 +64,7 @@ class ShardedStep:
             dynamic,
         )
 
-    def _variant(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Variant:
+    def _variant(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
         """The plan of this signature, made now if it is new."""
         static, dynamic, dynamic_kwargs = self._split(args, kwargs)
         leaves, tree = jax.tree.flatten((dynamic, dynamic_kwargs))
@@ -217,7 +82,7 @@ class ShardedStep:
         kwargs: dict[str, Any],
         dynamic: tuple[Any, ...],
         dynamic_kwargs: dict[str, Any],
-    ) -> _Variant:
+    ) -> Variant:
         positions = {n % len(args) for n in self._static if -len(args) <= n < len(args)} if args else set()
         shaped = tuple(a if i in positions else jax.tree.map(shape_of, a) for i, a in enumerate(args))
         shaped_kwargs = {
@@ -229,11 +94,24 @@ class ShardedStep:
         )  # fmt: skip
         donated = {n % len(args) for n in self._donate} if args else set()
         donate = [i for i, n in enumerate(n for n in range(len(args)) if n not in positions) if n in donated]
-        if self._options.plan is not None:
-            plan = _bound(self._options.plan, traced, self._target)
-        else:
-            plan = make_plan(traced, self._target, self._budget, self._constraints, self._options)
-        return _Variant(traced, plan, self._target, donate, bool(dynamic_kwargs))
+
+        def make() -> Plan:
+            if self._options.plan is not None:
+                return _bound(self._options.plan, traced, self._target)
+            return make_plan(traced, self._target, self._budget, self._constraints, self._options)
+
+        plan = agreed_plan(traced, self._target, self._settings(), make)
+        return Variant(traced, plan, self._target, donate, bool(dynamic_kwargs))
+
+    def _settings(self) -> dict[str, str]:
+        """What a plan depends on besides the program, in words that are the same in every process."""
+        options = dataclasses.replace(self._options, plan=None, progress=None)
+        return {
+            "memory budget": f"{self._budget} bytes",
+            "constraints": str(dict(self._constraints or {})),
+            "options": repr(options),
+            "given plan": plan_digest(self._options.plan) if self._options.plan is not None else "none",
+        }
 
     # -- what users call ----------------------------------------------------------------------------------
 
@@ -243,7 +121,7 @@ class ShardedStep:
             # What every step of a training loop pays beside jax.jit: a few microseconds, and no look at the leaves.
             try:
                 return variant.jitted(*args)
-            except (_OtherSignature, _ExplicitArguments):
+            except (OtherSignature, ExplicitArguments):
                 pass
             except ValueError as error:
                 raise describe_misplaced(error, variant.plan, variant.in_trees, args, kwargs) from error
@@ -255,7 +133,7 @@ class ShardedStep:
         variant = self._last.get(static) or self._variant(args, kwargs)
         try:
             result = variant.call(dynamic, dynamic_kwargs)
-        except _OtherSignature:
+        except OtherSignature:
             variant = self._variant(args, kwargs)
             result = variant.call(dynamic, dynamic_kwargs)
         plain = not kwargs and not self._static and not self._static_names and not variant.takes_explicit

@@ -7,4 +7,6 @@ from .plan import PlanCost as PlanCost
 from .plan import PlannedCollective as PlannedCollective
 from .plan import TensorPlan as TensorPlan
 from .serialize import load_plan as load_plan
+from .serialize import plan_of_text as plan_of_text
+from .serialize import plan_text as plan_text
 from .shardings import auto_mesh as auto_mesh

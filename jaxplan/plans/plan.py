@@ -224,6 +224,26 @@ class Plan:
 
         return bind_leaves(self, inputs, outputs, in_tree, out_tree, mesh)
 
+    def process_batch_slice(self, path: str | None = None, *, process_index: int | None = None) -> slice:
+        """The rows (of dimension 0) of the global batch that a process feeds, for data loaders:
+
+            rows = plan.process_batch_slice()
+            local = {"x": dataset[rows]}  # whole in every other dimension
+            batch = jax.tree.map(jax.make_array_from_process_local_data, plan.in_shardings[1], local)
+
+        Two processes may feed the same rows: the batch is then cut over other dimensions, or not at all.
+
+        Args:
+          path: of one argument, where not all need the same rows; process_index: of another process than this one.
+
+        Raises:
+          ArgumentError: the process has no device of the mesh, the batch's leaves need different rows, or rows that are
+            no slice.  PlanMismatchError: the plan has no mesh of devices.
+        """
+        from .batch_rows import process_rows
+
+        return process_rows(self, path, process_index)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON, the same byte for byte for the same plan; read it with
         `jaxplan.load_plan`."""

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxplan
-from jaxplan.api import autoshard
+from jaxplan.api import autoshard, variant
 
 
 def scaled(x: jax.Array, y: jax.Array, times: int = 2) -> jax.Array:
@@ -20,9 +20,9 @@ def scaled(x: jax.Array, y: jax.Array, times: int = 2) -> jax.Array:
 @pytest.mark.parametrize("way", ["positions", "keywords", "keywords in another order", "static", "explicit"])
 def test_the_second_call_traces_nothing(way: str, mesh_4x2: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
     traced: list[Any] = []
-    apply, trace = autoshard._Variant.apply, autoshard.trace
+    apply, trace = variant.Variant.apply, autoshard.trace
     monkeypatch.setattr(
-        autoshard._Variant,
+        variant.Variant,
         "apply",
         lambda self, *args, **kwargs: (traced.append(args), apply(self, *args, **kwargs))[1],
     )

@@ -1,0 +1,153 @@
+"""One plan of a step and the jitted function made from it: what runs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh
+
+from ..ir import Traced
+from ..lowering import planned_function, sharding_of
+from ..plans import Plan
+from .arguments import describe_misplaced, is_explicit, outside_any_mesh, shape_of
+from .meshes import Target
+
+
+class OtherSignature(Exception):
+    """Raised while jax traces a planned step for arguments that it was not planned for."""
+
+
+class ExplicitArguments(Exception):
+    """Raised while jax traces a planned step for arrays whose mesh axes are Explicit."""
+
+
+class Variant:
+    """One plan and the jitted step made from it."""
+
+    def __init__(
+        self, traced: Traced, plan: Plan, target: Target, donate: Sequence[int], has_kwargs: bool
+    ) -> None:
+        self.traced, self.plan, self.target = traced, plan, target
+        self.donate, self.has_kwargs = tuple(donate), has_kwargs
+        # Set by the first call with such arguments, so that later ones need no failed trace.
+        self.takes_explicit = False
+        self._run = planned_function(traced, plan.constraints, target.mesh)
+
+    @functools.cached_property
+    def in_trees(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """NamedShardings in the structure of (dynamic args, dynamic kwargs)."""
+        leaves = [sharding_of(self.target.mesh, tensor.layout) for tensor in self.plan.inputs]
+        args, kwargs = jax.tree.unflatten(self.traced.in_tree, leaves)
+        return tuple(args), dict(kwargs)
+
+    @functools.cached_property
+    def out_tree(self) -> Any:
+        leaves = [sharding_of(self.target.mesh, tensor.layout) for tensor in self.plan.outputs]
+        return jax.tree.unflatten(self.traced.out_tree, leaves)
+
+    def apply(self, *args: Any, **kwargs: Any) -> Any:
+        """The planned step, traced by jax; refuses arguments of another signature than the plan's."""
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        if tree != self.traced.in_tree:
+            raise OtherSignature
+        for leaf, planned in zip(leaves, self.traced.jaxpr.invars, strict=True):
+            aval = jax.typeof(leaf)
+            if (aval.shape, aval.dtype, aval.weak_type) != (
+                planned.aval.shape,
+                planned.aval.dtype,
+                planned.aval.weak_type,
+            ):
+                raise OtherSignature
+            if is_explicit(aval):
+                raise ExplicitArguments
+        return jax.tree.unflatten(self.traced.out_tree, self._run(*leaves))
+
+    @functools.cached_property
+    def jitted(self) -> Any:
+        """jax.jit of the planned step over the dynamic arguments."""
+        if self.has_kwargs:  # jax.jit takes no in_shardings for keywords: `lower` states them with the shapes
+            return jax.jit(self._named(), out_shardings=self.out_tree, donate_argnums=self.donate)
+        return jax.jit(
+            self._named(),
+            in_shardings=self.in_trees[0],
+            out_shardings=self.out_tree,
+            donate_argnums=self.donate,
+        )
+
+    def _named(self) -> Callable[..., Any]:
+        def step(*args: Any, **kwargs: Any) -> Any:
+            return self.apply(*args, **kwargs)
+
+        step.__name__ = step.__qualname__ = self.traced.name
+        return step
+
+    @functools.cached_property
+    def jitted_with_keywords(self) -> Any:
+        """`jitted` called as (*args, kwargs): jax.jit takes in_shardings for positions alone."""
+
+        def step(*args: Any) -> Any:
+            return self.apply(*args[:-1], **args[-1])
+
+        step.__name__ = step.__qualname__ = self.traced.name
+        args_shardings, kwargs_shardings = self.in_trees
+        return jax.jit(
+            step,
+            in_shardings=(*args_shardings, kwargs_shardings),
+            out_shardings=self.out_tree,
+            donate_argnums=self.donate,
+        )
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the step on its dynamic arguments.
+
+        Raises:
+          OtherSignature: they are not those that it was planned for.
+        """
+        try:
+            return self._call(args, kwargs)
+        except ExplicitArguments:
+            self.takes_explicit = True
+            return self._call(args, kwargs)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            with outside_any_mesh():
+                if self.takes_explicit:
+                    args, kwargs = self._without_explicit(args, kwargs)
+                return self.jitted_with_keywords(*args, kwargs) if kwargs else self.jitted(*args)
+        except ValueError as error:
+            raise describe_misplaced(error, self.plan, self.in_trees, args, kwargs) from error
+
+    def _without_explicit(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arrays whose mesh axes are Explicit moved to the plan's shardings; the others as they are."""
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        if tree != self.traced.in_tree:
+            raise OtherSignature
+        explicit = [i for i, leaf in enumerate(leaves) if is_explicit(jax.typeof(leaf))]
+        if any(leaves[i].shape != self.traced.jaxpr.invars[i].aval.shape for i in explicit):
+            raise OtherSignature
+        shardings = jax.tree.leaves(self.in_trees)
+        moved = jax.device_put([leaves[i] for i in explicit], [shardings[i] for i in explicit])
+        for i, leaf in zip(explicit, moved, strict=True):
+            leaves[i] = leaf
+        return jax.tree.unflatten(tree, leaves)
+
+    def lower(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        shapes, keyword_shapes = jax.tree.map(shape_of, (args, kwargs))
+        if self.has_kwargs:
+
+            def with_sharding(shape: Any, sharding: Any) -> Any:
+                return jax.ShapeDtypeStruct(
+                    shape.shape, shape.dtype, weak_type=shape.weak_type, sharding=sharding
+                )
+
+            shapes, keyword_shapes = jax.tree.map(with_sharding, (shapes, keyword_shapes), self.in_trees)
+        stage = self.jitted.trace(*shapes, **keyword_shapes)
+        if isinstance(self.target.mesh, AbstractMesh):
+            return stage.lower(lowering_platforms=(self.target.platform,))
+        return stage.lower()
