@@ -196,7 +196,8 @@ def _aliases(
 
     An argument comes back when the result, or one element of a tuple, list or dict of results, has the same
     tree structure.  A lone array says too little by its structure: it counts only when it is donated and shape and
-    dtype agree too (`x @ w` is not the next `x`).
+    dtype agree too (`x @ w` is not the next `x`).  So does a list of arrays, unless donated: where some of their shapes
+    or dtypes differ it only happens to be as long as the list of results.
     """
     parts = [out_info]
     offsets = [0]
@@ -224,7 +225,8 @@ def _aliases(
             drift = [
                 (a, b) for a, b in zip(mine, theirs, strict=True) if (a.shape, a.dtype) != (b.shape, b.dtype)
             ]
-            if (size == 1 and first not in donated) or (drift and (size == 1 or 2 * len(drift) > size)):
+            named = first in donated or _has_names(argument)
+            if (size == 1 and first not in donated) or (drift and (not named or 2 * len(drift) > size)):
                 continue  # not this argument's next value: it only happens to have the same structure
             if drift:
                 lines = "\n".join(
@@ -241,6 +243,12 @@ def _aliases(
             break
         first += size
     return tuple(pairs)
+
+
+def _has_names(argument: Any) -> bool:
+    """Whether some leaf is found by a key or an attribute, rather than by its number in a list."""
+    paths = (path for path, _ in jax.tree_util.tree_leaves_with_path(argument))
+    return any(not isinstance(key, jax.tree_util.SequenceKey) for path in paths for key in path)
 
 
 def _fingerprint(

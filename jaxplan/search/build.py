@@ -260,8 +260,8 @@ class _Builder:
         ports: dict[int, Port] = {}
         for position, value in enumerate(self.graph.outputs):
             made = self.copies.get(value) or self.values.get(value)
-            if made is None:
-                continue
+            if made is None and position not in inputs_of and position not in self.output_pins:
+                continue  # a source's layout is anybody's choice
             if position in inputs_of:
                 port = self.values[self.graph.inputs[inputs_of[position]]]
             else:
@@ -272,7 +272,8 @@ class _Builder:
                     node=self._node(np.zeros(len(places)), self.graph.output_paths[position]), places=places
                 )
             ports[position] = port
-            self._edge(made, port, value, tied=False, trips=1.0)
+            if made is not None:
+                self._edge(made, port, value, tied=False, trips=1.0)
         return ports
 
     # -- memory -------------------------------------------------------------------------------------------

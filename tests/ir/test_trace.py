@@ -246,6 +246,16 @@ def test_drifting_leaves_are_named_and_only_they() -> None:
         trace(step, ({"a": shape(8), "b": shape(8), "c": shape(8)},), {})
 
 
+def test_a_batch_that_is_as_long_as_the_results_is_no_state() -> None:
+    def step(batch: Any) -> Any:
+        return [batch[0] * 2, batch[1].sum(), batch[2]]
+
+    batch = ([shape(8), shape(8), shape(4)],)
+    assert trace(step, batch, {}).graph.aliases == ()
+    with pytest.raises(jaxplan.TraceError, match=r"batch/1: goes in as float32\[8\], comes out as float32\[\]"):
+        trace(step, batch, {}, donate_argnums=(0,))
+
+
 def test_captured_constants_count_their_bytes() -> None:
     table = jnp.asarray(np.arange(1000.0), jnp.float32)
     graph = graph_of(lambda x: x + table[:8], shape(8))
