@@ -14,7 +14,7 @@ from ..errors import ArgumentError, PlanMismatchError
 from ..ir import Traced, trace
 from ..plans import Plan
 from ..units import parse_bytes
-from .arguments import describe_misplaced, outside_any_mesh, shape_of
+from .arguments import collector_paused, describe_misplaced, outside_any_mesh, shape_of
 from .meshes import Target, target_of
 from .options import Options, as_options
 from .planner import make_plan
@@ -71,7 +71,7 @@ class ShardedStep:
         shapes = [shape_of(leaf) for leaf in leaves]
         key = (static, tree, tuple((s.shape, str(s.dtype), s.weak_type) for s in shapes))
         if key not in self._variants:
-            with outside_any_mesh():
+            with outside_any_mesh(), collector_paused():
                 self._variants[key] = self._plan_variant(args, kwargs, dynamic, dynamic_kwargs)
         self._last[static] = self._variants[key]
         return self._variants[key]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from ..search import (
     decide,
     graph_rules,
     least_peak,
+    pinned,
     solve,
 )
 from ..sharding import Layout
@@ -117,9 +119,15 @@ class Pipeline:
             )
 
     def space(self, pins: Mapping[int, Allowed]) -> Space:
-        """The decisions under `pins` on arguments."""
+        """The decisions under `pins` on arguments, by position."""
+        inputs = self.traced.graph.inputs
+        return pinned(self._free, {inputs[position]: allowed for position, allowed in pins.items()})
+
+    @functools.cached_property
+    def _free(self) -> Space:
+        """The decisions with no pins on arguments: priced once for all searches."""
         return build(
-            self.traced.graph, self.model, input_pins=pins, output_pins=self.output_pins,
+            self.traced.graph, self.model, rules=self.rules, output_pins=self.output_pins,
             limit_bytes=self.budget_bytes, max_strategies=self.options.max_strategies,
         )  # fmt: skip
 

@@ -65,13 +65,14 @@ class CostModel:
         scattered = (tail[:, None, :] == UNREDUCED) & (head == last)[None, :, :] & (sizes > 1)
         scattered &= (piece % (2 * _LANES) == _LANES)[None, :, None]
         local = tensor.bytes / pieces(tail, self.axes)
-        for axes in np.unique(scattered.reshape(-1, len(sizes)), axis=0):
-            over = tuple(int(i) for i in np.flatnonzero(axes))
+        codes = scattered @ (1 << np.arange(len(sizes)))
+        for code in np.flatnonzero(np.bincount(codes.reshape(-1), minlength=1)):
+            over = tuple(i for i in range(len(sizes)) if code >> i & 1)
             if over:
                 extra = self.collective("all_reduce", local, over) - self.collective(
                     "reduce_scatter", local, over
                 )
-                more += np.where((scattered == axes).all(axis=2), extra[:, None], 0.0)
+                more += np.where(codes == code, extra[:, None], 0.0)
         return more
 
     def op_seconds(

@@ -10,7 +10,6 @@ from .base import Progress as Progress
 from .base import Search as Search
 from .base import SearchResult as SearchResult
 from .base import Termination as Termination
-from .build import Allowed as Allowed
 from .build import build as build
 from .evaluate import Evaluation as Evaluation
 from .evaluate import Evaluator as Evaluator
@@ -21,10 +20,12 @@ from .problem import Edge as Edge
 from .problem import Node as Node
 from .problem import StrategyProblem as StrategyProblem
 from .problem import Usage as Usage
+from .space import Allowed as Allowed
 from .space import Decision as Decision
 from .space import Space as Space
 from .space import decide as decide
 from .space import graph_rules as graph_rules
+from .space import pinned as pinned
 
 #: Every search algorithm by its name; `solve` is "ilp".
 SEARCHES: Mapping[str, Search] = MappingProxyType(

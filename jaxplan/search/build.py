@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from ..cost import CostModel, source_values, traffic
 from ..ir import Graph, Op, Value, enclosing_stop, live_intervals, needed_until, settled_values, written_over
-from ..sharding import UNREDUCED, Rule, Strategies, all_places, pieces, reachable, reshard_table, strategies
+from ..sharding import UNREDUCED, Moves, Rule, Strategies, all_places, pieces, reachable, strategies
 from .problem import Edge, Node, StrategyProblem, Usage
-from .space import Port, Space, graph_rules
-
-Allowed = Callable[[np.ndarray], np.ndarray]
-"""Rows of a place array -> mask of those that a pin leaves."""
+from .space import Allowed, Port, Space, graph_rules
 
 
 def build(
@@ -25,15 +24,19 @@ def build(
     output_pins: Mapping[int, Allowed] | None = None,
     limit_bytes: int | None = None,
     max_strategies: int = 128,
+    rules: tuple[Rule, ...] | None = None,
 ) -> Space:
     """The StrategyProblem of `graph` on `model`'s mesh.
 
     Args:
       input_pins, output_pins: by position, which layouts a constraint leaves to an argument or result leaf.
       limit_bytes: memory of one device.
+      rules: of every operation, where `graph_rules` has been asked already.
       max_strategies: of one operation; beyond it those with the least chance are not generated (see `_prune`).
     """
-    return _Builder(graph, model, input_pins or {}, output_pins or {}, max_strategies).build(limit_bytes)
+    rules = graph_rules(graph) if rules is None else rules
+    builder = _Builder(graph, model, rules, input_pins or {}, output_pins or {}, max_strategies)
+    return builder.build(limit_bytes)
 
 
 _SUMS = frozenset({"add", "add_any"})
@@ -45,13 +48,14 @@ class _Builder:
         self,
         graph: Graph,
         model: CostModel,
+        rules: tuple[Rule, ...],
         input_pins: Mapping[int, Allowed],
         output_pins: Mapping[int, Allowed],
         cap: int,
     ) -> None:
         self.graph, self.model, self.axes = graph, model, model.axes
         self.input_pins, self.output_pins, self.cap = input_pins, output_pins, cap
-        self.rules = graph_rules(graph)
+        self.rules = rules
         self.source = source_values(graph, self.rules)
         self.crossing = traffic(graph, self.rules)
         self.stored = self.crossing.stored
@@ -67,13 +71,15 @@ class _Builder:
         self.reads: dict[tuple[int, int], Port] = {}
         self.node_op: dict[int, int] = {}
         self.node_strategies: dict[int, Strategies] = {}
+        self.returned = Counter(graph.outputs)
         self._cache: dict[tuple[Any, ...], Any] = {}
+        self._distinct: dict[tuple[Any, ...], np.ndarray] = {}
 
     def build(self, limit_bytes: int | None) -> Space:
         for position, value in enumerate(self.graph.inputs):
             places = self._all(self.graph.values[value].shape)
             if position in self.input_pins:
-                places = places[self.input_pins[position](places)]
+                places = self._shared(places[self.input_pins[position](places)])
             self._value_node(value, places, self.graph.values[value].name)
         for op, rule in zip(self.graph.ops, self.rules, strict=True):
             self._op(op, rule)
@@ -98,10 +104,14 @@ class _Builder:
 
     # -- nodes --------------------------------------------------------------------------------------------
 
+    def _shared(self, array: np.ndarray) -> np.ndarray:
+        """The first array of this content: what is made of equal ones is then made once, and known to be equal."""
+        return self._distinct.setdefault((array.dtype.char, array.shape, array.tobytes()), array)
+
     def _all(self, shape: tuple[int, ...]) -> np.ndarray:
         key = ("all", shape)
         if key not in self._cache:
-            self._cache[key] = all_places(shape, self.axes)
+            self._cache[key] = self._shared(all_places(shape, self.axes))
         return self._cache[key]
 
     def _node(self, costs_s: np.ndarray, label: str) -> int:
@@ -155,7 +165,12 @@ class _Builder:
         if key not in self._cache:
             whole = all(dims == rule.results[0] for dims in rule.operands)
             options = strategies(rule, self.axes, pending=pending and whole)
-            self._cache[key] = _prune(options, self.cap)
+            options = _prune(options, self.cap)
+            self._cache[key] = dataclasses.replace(
+                options,
+                operands=tuple(map(self._shared, options.operands)),
+                results=tuple(map(self._shared, options.results)),
+            )
         return self._cache[key]
 
     def _op_cost(self, op: Op, rule: Rule, options: Strategies) -> np.ndarray:
@@ -164,7 +179,7 @@ class _Builder:
         key = ("cost", id(rule), op.trips, moved, dtype, op.primitive)
         if key not in self._cache:
             seconds = self.model.op_seconds(op, rule, options, self.graph, self.crossing)
-            self._cache[key] = np.ascontiguousarray(seconds * op.trips, np.float64)
+            self._cache[key] = self._shared(np.ascontiguousarray(seconds * op.trips, np.float64))
         return self._cache[key]
 
     # -- edges --------------------------------------------------------------------------------------------
@@ -196,8 +211,7 @@ class _Builder:
 
     def _copy(self, value: int, rule: Rule) -> None:
         readers = {o for o, _ in self._readers(value) if self._shares_copy(value, o)}
-        outputs = sum(1 for v in self.graph.outputs if v == value)
-        if len(readers) + (outputs if not rule.follows else 0) < 2 or not self.graph.values[value].shape:
+        if len(readers) + (self.returned[value] if not rule.follows else 0) < 2 or not self.graph.values[value].shape:
             return
         made = self.values[value]
         places = self._all(self.graph.values[value].shape)
@@ -229,7 +243,8 @@ class _Builder:
         tensor = self.graph.values[value]
         key = ("edge", id(tail.places), id(head.places), tensor.shape, tensor.item_bytes, trips, tied, sliced)
         if key not in self._cache:
-            self._cache[key] = self._matrix(tail.places, head.places, tensor, trips, tied, sliced)
+            costs, mask = self._matrix(tail.places, head.places, tensor, trips, tied, sliced)
+            self._cache[key] = self._shared(costs), None if mask is None else self._shared(mask)
         costs, allowed = self._cache[key]
         self.edges.append(Edge(tail=tail.node, head=head.node, costs_s=costs, allowed=allowed))
 
@@ -250,10 +265,17 @@ class _Builder:
                 # would lie in memory; only what is cut along the loop itself has to be
                 a, b = tail[:, None, :], head[None, :, :]
                 allowed &= ((a == b) | (a < 0) | (a == 0)).all(axis=2)
-        once = reshard_table(tail, head, tensor.bytes, self.axes, self.model.collective)
+        once = self._moves(tail, head).price(tensor.bytes, self.model.collective)
         once = once + self.model.scattered_lanes_seconds(tail, head, tensor)
         table = np.where(allowed, once * (1 + _LATER_DIMENSION * _moved_dimension(tail, head)) * trips, 0.0)
         return np.ascontiguousarray(table), None if allowed.all() else allowed
+
+    def _moves(self, tail: np.ndarray, head: np.ndarray) -> Moves:
+        key = ("moves", id(tail), id(head))
+        if key not in self._cache:
+            self._cache[key] = Moves(tail, head, self.axes)
+        moves: Moves = self._cache[key]
+        return moves
 
     def _outputs(self) -> dict[int, Port]:
         inputs_of = {out: inp for inp, out in self.graph.aliases}
@@ -267,7 +289,7 @@ class _Builder:
             else:
                 places = self._all(self.graph.values[value].shape)
                 if position in self.output_pins:
-                    places = places[self.output_pins[position](places)]
+                    places = self._shared(places[self.output_pins[position](places)])
                 port = Port(
                     node=self._node(np.zeros(len(places)), self.graph.output_paths[position]), places=places
                 )
@@ -321,7 +343,8 @@ class _Builder:
         key = ("usage", id(port.places), size, pending)
         if key not in self._cache:
             held = np.ceil(size / pieces(port.places, self.axes)).astype(np.int64)
-            self._cache[key] = held * (port.places == UNREDUCED).any(axis=1) if pending else held
+            held = held * (port.places == UNREDUCED).any(axis=1) if pending else held
+            self._cache[key] = self._shared(held)
         if self._cache[key].any():
             self.usages.append(Usage(node=port.node, start=start, stop=stop, bytes=self._cache[key]))
 

@@ -7,14 +7,17 @@ several readers gets a *copy* node: one resharded copy that they share, as the c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..ir import Graph
 from ..sharding import OpShapes, Rule, Strategies, rule_for
 from .problem import StrategyProblem
+
+Allowed = Callable[[np.ndarray], np.ndarray]
+"""Rows of a place array -> mask of those that a pin leaves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +80,54 @@ def decide(space: Space, assignment: Sequence[int]) -> Decision:
         outputs={key: row(port) for key, port in space.outputs.items()},
         factors={op: space.strategies[n].factors[assignment[n]] for n, op in space.node_op.items()},
         compute_s={op: float(nodes[n].costs_s[assignment[n]]) for n, op in space.node_op.items()},
+    )
+
+
+def pinned(space: Space, pins: Mapping[int, Allowed]) -> Space:
+    """`space` with the layouts of some values of its own (a program's arguments) narrowed down.
+
+    The same as building it under these pins, without pricing anything again.
+
+    Args:
+      pins: by value of the graph, what is left to it.
+    """
+    problem, kept = space.problem, {}
+    for value, allowed in pins.items():
+        port = space.values[value]
+        kept[port.node] = np.flatnonzero(allowed(port.places))
+    cut: dict[tuple[object, ...], np.ndarray] = {}
+
+    def part(array: np.ndarray, rows: np.ndarray | None, columns: np.ndarray | None = None) -> np.ndarray:
+        key = (id(array), *(-1 if index is None else index.tobytes() for index in (rows, columns)))
+        if key not in cut:
+            smaller = array if rows is None else array[rows]
+            cut[key] = smaller if columns is None else np.ascontiguousarray(smaller[:, columns])
+        return cut[key]
+
+    nodes = list(problem.nodes)
+    for node, left in kept.items():
+        nodes[node] = replace(nodes[node], costs_s=part(nodes[node].costs_s, left))
+    edges = list(problem.edges)
+    for i, edge in enumerate(edges):
+        if edge.tail in kept or edge.head in kept:
+            rows, columns = kept.get(edge.tail), kept.get(edge.head)
+            mask = None if edge.allowed is None else part(edge.allowed, rows, columns)
+            edges[i] = replace(edge, costs_s=part(edge.costs_s, rows, columns), allowed=mask)
+    usages = tuple(
+        replace(u, bytes=part(u.bytes, kept[u.node])) if u.node in kept else u for u in problem.usages
+    )
+
+    def narrowed(ports: Mapping[int, Port]) -> dict[int, Port]:
+        return {
+            key: Port(node=port.node, places=part(port.places, kept[port.node])) if port.node in kept else port
+            for key, port in ports.items()
+        }
+
+    return replace(
+        space,
+        problem=replace(problem, nodes=tuple(nodes), edges=tuple(edges), usages=usages),
+        values=narrowed(space.values),
+        outputs=narrowed(space.outputs),
     )
 
 

@@ -6,11 +6,11 @@ from .partitioner import Collective as Collective
 from .partitioner import Partitioned as Partitioned
 from .partitioner import partition as partition
 from .partitioner import shardy_rules as shardy_rules
+from .reshard import Moves as Moves
 from .reshard import Step as Step
 from .reshard import reachable as reachable
 from .reshard import reshard_path as reshard_path
 from .reshard import reshard_steps as reshard_steps
-from .reshard import reshard_table as reshard_table
 from .rule import OpShapes as OpShapes
 from .rule import Rule as Rule
 from .rule import RuleBuilder as RuleBuilder

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .spec import NONE, UNREDUCED, MeshAxes, pieces
+from .spec import NONE, UNREDUCED, MeshAxes
 
 Price = Callable[[str, np.ndarray, tuple[int, ...]], np.ndarray]
 """(kind, bytes of the larger local buffer, indices of its mesh axes) -> the price of that collective."""
@@ -42,49 +42,94 @@ def reachable(source: np.ndarray, target: np.ndarray) -> np.ndarray:
     return ~(pending & (source[:, None, :] != UNREDUCED)).any(axis=2)
 
 
-def reshard_table(
-    source: np.ndarray, target: np.ndarray, size_bytes: float, axes: MeshAxes, price: Price
-) -> np.ndarray:
-    """`float64[a, b]`: the summed price of bringing layout `a` to layout `b`.
+@dataclass(frozen=True, kw_only=True)
+class _Move:
+    """One collective of several classes of pairs: which classes, and by what the tensor's bytes are divided there."""
+
+    kind: str
+    axes: tuple[int, ...]
+    classes: np.ndarray
+    divisors: np.ndarray
+
+
+class Moves:
+    """The collectives between all layouts of two place arrays of one tensor, whatever its size.
+
+    Pairs that take the same collectives over the same axes at the same share of the tensor are one class: of the
+    hundred thousands of pairs on a mesh of three axes some hundred classes are priced.
 
     Args:
       source, target: place arrays of the same tensor, `int8[a, n_axes]` and `int8[b, n_axes]`.
-      size_bytes: of the whole, unpartitioned tensor.
-      price: of one collective; called with arrays of bytes.
     """
-    before, after = (
-        np.unique(source, axis=0, return_inverse=True),
-        np.unique(target, axis=0, return_inverse=True),
-    )
-    table = _table(before[0], after[0], size_bytes, axes, price)
-    return table[before[1].reshape(-1)[:, None], after[1].reshape(-1)[None, :]]
+
+    def __init__(self, source: np.ndarray, target: np.ndarray, axes: MeshAxes) -> None:
+        codes = _codes(source, target, axes)
+        first: np.ndarray
+        _, first, inverse = np.unique(codes.reshape(-1), return_index=True, return_inverse=True)
+        self._class = inverse.reshape(codes.shape)
+        self._count = first.size
+        rows, columns = np.unravel_index(first, codes.shape)
+        self._moves = tuple(_moves(source[rows], target[columns], axes))
+
+    def price(self, size_bytes: float, price: Price) -> np.ndarray:
+        """`float64[a, b]`: the summed price of bringing layout `a` of a tensor of that size to layout `b`.
+
+        Args:
+          size_bytes: of the whole, unpartitioned tensor.
+          price: of one collective; called with arrays of bytes.
+        """
+        total = np.zeros(self._count)
+        for move in self._moves:
+            if move.kind != "all_slice":
+                total[move.classes] += price(move.kind, size_bytes / move.divisors, move.axes)
+        return total[self._class]
 
 
-def _table(
-    source: np.ndarray, target: np.ndarray, size_bytes: float, axes: MeshAxes, price: Price
-) -> np.ndarray:
-    a, b = source[:, None, :], target[None, :, :]
-    local = np.repeat((size_bytes / pieces(source, axes))[:, None], len(target), axis=1)
-    total = np.zeros_like(local)
-    for kind, moves in _stages(a, b, axes):
-        for subset in _subsets(moves, together=kind != "all_to_all"):
-            mask = _moved(moves, subset, together=kind != "all_to_all")
+def _codes(source: np.ndarray, target: np.ndarray, axes: MeshAxes) -> np.ndarray:
+    """`int64[a, b]`: equal where pairs move alike: for each axis what it does, and which dimension it leaves or
+    enters."""
+    dims = int(max(source.max(initial=NONE), target.max(initial=NONE))) + 1
+    a, b = np.meshgrid(np.arange(UNREDUCED, dims), np.arange(UNREDUCED, dims), indexing="ij")
+    stays = np.where(a >= 0, 1, 0)
+    does = stays
+    for kind, where in _kinds(a, b).items():
+        does = np.where(where, _FIRST_CODE[kind] + (a if kind == "all_gather" else 0), does)
+        if kind == "reduce_scatter":
+            does = np.where(where, _FIRST_CODE["all_gather"] + dims + b, does)
+    radix = _FIRST_CODE["all_gather"] + 2 * dims
+    codes = np.zeros((len(source), len(target)), np.int64)
+    for axis, (_, size) in enumerate(axes):
+        table = does if size > 1 else stays
+        codes = codes * radix + table[source[:, axis, None] - UNREDUCED, target[None, :, axis] - UNREDUCED]
+    return codes
+
+
+_FIRST_CODE = {"all_reduce": 2, "all_slice": 3, "all_to_all": 4, "all_gather": 5, "reduce_scatter": 5}
+"""Codes of what an axis does; 0 and 1 do nothing, uncut and cut; one for each dimension from `all_gather` on."""
+
+
+def _moves(a: np.ndarray, b: np.ndarray, axes: MeshAxes) -> Iterator[_Move]:
+    """The collectives of the pairs `(a[n], b[n])`, rows of place arrays, in the partitioner's order."""
+    sizes = np.array([size for _, size in axes], np.int64)
+    divisor = np.where(a >= 0, sizes, 1).prod(axis=1)
+    for kind, moving in _stages(a, b, axes):
+        for subset, mask in _subsets(moving, together=kind != "all_to_all"):
             factor = math.prod(axes[i][1] for i in subset)
             if kind == "all_gather":
-                local = np.where(mask, local * factor, local)
-            if kind != "all_slice":
-                total += np.where(mask, price(kind, np.where(mask, local, 0.0), subset), 0.0)
+                divisor = np.where(mask, divisor // factor, divisor)
+            classes = np.flatnonzero(mask)
+            yield _Move(kind=kind, axes=subset, classes=classes, divisors=divisor[classes])
             if kind in ("reduce_scatter", "all_slice"):
-                local = np.where(mask, local / factor, local)
-    return total
+                divisor = np.where(mask, divisor * factor, divisor)
 
 
 def _stages(a: np.ndarray, b: np.ndarray, axes: MeshAxes) -> Iterator[tuple[str, np.ndarray]]:
-    """The collectives in the partitioner's order, each with the axes that take part, `bool[a, b, n_axes]`."""
-    moves = _moves(a, b, axes)
+    """The collectives in the partitioner's order, each with the axes that take part, `bool[n, n_axes]`."""
+    real = np.array([size > 1 for _, size in axes])
+    moves = {kind: move & real for kind, move in _kinds(a, b).items()}
     scattered = moves["reduce_scatter"]
-    onto = np.where(scattered, b, NONE).max(axis=2, keepdims=True)
-    at_once = (~scattered | (b == onto)).all(axis=2, keepdims=True)
+    onto = np.where(scattered, b, NONE).max(axis=1, keepdims=True, initial=NONE)
+    at_once = (~scattered | (b == onto)).all(axis=1, keepdims=True)
     yield "reduce_scatter", scattered & at_once
     yield "all_reduce", moves["all_reduce"] | (scattered & ~at_once)
     yield "all_slice", moves["all_slice"] | (scattered & ~at_once)
@@ -93,46 +138,46 @@ def _stages(a: np.ndarray, b: np.ndarray, axes: MeshAxes) -> Iterator[tuple[str,
         yield "all_gather", moves["all_gather"] & (a == dim)
 
 
-def _subsets(moves: np.ndarray, *, together: bool) -> list[tuple[int, ...]]:
-    """The sets of axes that move in one collective; an all_to_all moves one axis at a time."""
-    n_axes = moves.shape[2]
-    if not together:
-        return [(i,) for i in range(n_axes) if moves[:, :, i].any()]
-    codes = np.unique(moves @ (1 << np.arange(n_axes)))
-    return [tuple(i for i in range(n_axes) if code >> i & 1) for code in codes if code]
+def _subsets(moves: np.ndarray, *, together: bool) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
+    """The sets of axes that move in one collective, and which pairs; an all_to_all moves one axis at a time."""
+    n_axes = moves.shape[1]
+    if together:
+        codes = moves @ (1 << np.arange(n_axes))
+        for code in np.flatnonzero(np.bincount(codes, minlength=1)):
+            if code:
+                yield tuple(i for i in range(n_axes) if code >> i & 1), codes == code
+    else:
+        for i in range(n_axes):
+            if moves[:, i].any():
+                yield (i,), moves[:, i]
 
 
-def _moved(moves: np.ndarray, subset: tuple[int, ...], *, together: bool) -> np.ndarray:
-    if not together:
-        return moves[:, :, subset[0]]
-    return (moves == np.isin(np.arange(moves.shape[2]), subset)).all(axis=2)
-
-
-def _moves(a: np.ndarray, b: np.ndarray, axes: MeshAxes) -> dict[str, np.ndarray]:
-    real = np.array([size > 1 for _, size in axes])
-    moves = {
+def _kinds(a: np.ndarray, b: np.ndarray) -> dict[str, np.ndarray]:
+    """What an axis does that goes from place `a` to place `b`, elementwise."""
+    return {
         "reduce_scatter": (a == UNREDUCED) & (b >= 0),
         "all_reduce": (a == UNREDUCED) & (b == NONE),
         "all_slice": (a == NONE) & (b >= 0),
         "all_to_all": (a >= 0) & (b >= 0) & (a != b),
         "all_gather": (a >= 0) & (b == NONE),
     }
-    return {kind: move & real for kind, move in moves.items()}
 
 
 def reshard_steps(
     source: np.ndarray, target: np.ndarray, size_bytes: float, axes: MeshAxes
 ) -> tuple[Step, ...]:
     """The collectives that bring one layout (a row of a place array) to another; empty when they are equal."""
-    steps: list[Step] = []
-
-    def record(kind: str, local: np.ndarray, subset: tuple[int, ...]) -> np.ndarray:
-        if float(local.max()) > 0:
-            steps.append(Step(kind=kind, axes=tuple(axes[i][0] for i in subset), bytes=float(local.flat[0])))
-        return np.zeros_like(local)
-
-    _table(source[None, :], target[None, :], size_bytes, axes, record)
-    return tuple(steps)
+    if np.array_equal(source, target):
+        return ()
+    return tuple(
+        Step(
+            kind=move.kind,
+            axes=tuple(axes[i][0] for i in move.axes),
+            bytes=float(size_bytes / move.divisors[0]),
+        )
+        for move in _moves(source[None, :], target[None, :], axes)
+        if move.kind != "all_slice"
+    )
 
 
 def reshard_path(source: np.ndarray, target: np.ndarray) -> list[np.ndarray]:

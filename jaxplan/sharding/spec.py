@@ -9,8 +9,8 @@ order, major first.
 
 from __future__ import annotations
 
-import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,16 +89,18 @@ def all_places(shape: tuple[int, ...], axes: MeshAxes) -> np.ndarray:
         [NONE] + [d for d, extent in enumerate(shape) if size > 1 and extent >= size and extent % size == 0]
         for _, size in axes
     ]
-    rows = [row for row in itertools.product(*choices) if _divides(row, shape, axes)]
-    return np.array(rows, np.int8).reshape(len(rows), len(axes))
+    rows = product_rows(choices)
+    sizes = np.array([size for _, size in axes], np.int64)
+    fits = np.ones(len(rows), bool)
+    for d, extent in enumerate(shape):
+        fits &= extent % np.where(rows == d, sizes, 1).prod(axis=1) == 0
+    return rows[fits].astype(np.int8)
 
 
-def _divides(row: tuple[int, ...], shape: tuple[int, ...], axes: MeshAxes) -> bool:
-    cut: dict[int, int] = {}
-    for place, (_, size) in zip(row, axes, strict=True):
-        if place >= 0:
-            cut[place] = cut.get(place, 1) * size
-    return all(shape[d] % pieces == 0 for d, pieces in cut.items())
+def product_rows(choices: Sequence[Sequence[int]]) -> np.ndarray:
+    """`int64[n, len(choices)]`: every way to take one of each, the last changing fastest."""
+    grid = np.meshgrid(*(np.array(c, np.int64) for c in choices), indexing="ij")
+    return np.stack(grid, axis=-1).reshape(-1, len(choices)) if choices else np.zeros((1, 0), np.int64)
 
 
 def pieces(places: np.ndarray, axes: MeshAxes) -> np.ndarray:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .rule import Factors, Rule
-from .spec import NONE, UNREDUCED, Layout, MeshAxes, places_of_layout
+from .spec import NONE, UNREDUCED, Layout, MeshAxes, places_of_layout, product_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,13 +67,12 @@ def strategies(rule: Rule, axes: MeshAxes, *, pending: bool = False) -> Strategi
         ]
         for _, size in axes
     ]
-    tensors = rule.operands + rule.results
-    rows = [row for row in itertools.product(*choices) if _representable(row, rule, axes, tensors)]
+    factors = product_rows(choices).astype(np.int16)
+    factors = factors[_representable(factors, rule, axes)]
     if pending:
-        rows += _pending_rows(rows, axes)
-    factors = np.array(rows, np.int16).reshape(len(rows), n_axes)
+        factors = np.concatenate([factors, _pending_rows(factors, axes)])
     sizes = np.array([size for _, size in axes], np.float64)
-    shares = 1.0 / np.where(factors >= 0, sizes, 1.0).prod(axis=1) if n_axes else np.ones(len(rows))
+    shares = 1.0 / np.where(factors >= 0, sizes, 1.0).prod(axis=1) if n_axes else np.ones(len(factors))
     return Strategies(
         factors=factors,
         operands=tuple(_places(t, factors, frozenset()) for t in rule.operands),
@@ -104,35 +103,39 @@ def _fixed(rule: Rule, axes: MeshAxes) -> Strategies:
     )
 
 
-def _representable(row: tuple[int, ...], rule: Rule, axes: MeshAxes, tensors: tuple[Factors, ...]) -> bool:
-    cut: dict[int, int] = {}
-    for f, (_, size) in zip(row, axes, strict=True):
-        if f >= 0:
-            cut[f] = cut.get(f, 1) * size
-    if any(rule.sizes[f] % n for f, n in cut.items()):
-        return False
-    for tensor in tensors:
-        for dim in tensor:
-            for major, minor in itertools.pairwise(dim):
-                if cut.get(minor, 1) > 1 and cut.get(major, 1) != rule.sizes[major]:
-                    return False
-            # with several axes on a merged dimension, mesh order must be the factors' order
-            if len(dim) > 1:
-                order = [dim.index(f) for f in row if f in dim]
-                if order != sorted(order):
-                    return False
-    return True
+def _representable(factors: np.ndarray, rule: Rule, axes: MeshAxes) -> np.ndarray:
+    """`bool[n]`: which rows divide evenly and can be said by a PartitionSpec of every tensor."""
+    every = np.arange(len(factors))
+    cut = np.ones((len(factors), len(rule.sizes) + 1), np.int64)  # the last column takes what cuts no factor
+    for axis, (_, size) in enumerate(axes):
+        cut[every, factors[:, axis]] *= size
+    fits = np.ones(len(factors), bool)
+    for f, extent in enumerate(rule.sizes):
+        fits &= extent % cut[:, f] == 0
+    for dim in {dim for tensor in rule.operands + rule.results for dim in tensor if len(dim) > 1}:
+        for major, minor in itertools.pairwise(dim):
+            fits &= (cut[:, minor] == 1) | (cut[:, major] == rule.sizes[major])
+        # with several axes on a merged dimension, mesh order must be the factors' order
+        place = np.full(len(rule.sizes) + 1, -1)
+        place[[*dim]] = np.arange(len(dim))
+        places = place[factors]
+        fits &= (places < 0).all(axis=1) | (
+            (places >= np.maximum.accumulate(places, axis=1)) | (places < 0)
+        ).all(axis=1)
+    return fits
 
 
-def _pending_rows(rows: list[tuple[int, ...]], axes: MeshAxes) -> list[tuple[int, ...]]:
-    """`rows` again with every non-empty choice of their idle axes left pending instead."""
-    found = []
-    for row in rows:
-        idle = [a for a, (f, (_, size)) in enumerate(zip(row, axes, strict=True)) if f == NONE and size > 1]
-        for count in range(1, len(idle) + 1):
-            for chosen in itertools.combinations(idle, count):
-                found.append(tuple(UNREDUCED if a in chosen else f for a, f in enumerate(row)))
-    return found
+def _pending_rows(factors: np.ndarray, axes: MeshAxes) -> np.ndarray:
+    """`factors` again with every non-empty choice of their idle axes left pending instead."""
+    idle = (factors == NONE) & np.array([size > 1 for _, size in axes])
+    chosen = [
+        np.isin(np.arange(len(axes)), subset)
+        for count in range(1, len(axes) + 1)
+        for subset in itertools.combinations(range(len(axes)), count)
+    ]
+    subsets = np.array(chosen, bool).reshape(len(chosen), len(axes))
+    row, subset = np.nonzero((idle[:, None, :] | ~subsets[None, :, :]).all(axis=2))
+    return np.where(subsets[subset], np.int16(UNREDUCED), factors[row]).astype(np.int16)
 
 
 def _places(tensor: Factors, factors: np.ndarray, reduction: frozenset[int]) -> np.ndarray:

@@ -1,0 +1,92 @@
+"""Prices of reshards, pair by pair, against the module's prose spelled out for one pair."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxplan.sharding import UNREDUCED, MeshAxes, Moves, all_places, reshard_steps
+
+RATES = {"all_gather": 1.0, "all_reduce": 2.0, "reduce_scatter": 1.5, "all_to_all": 0.7}
+
+
+def a_price(kind: str, size_bytes: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+    """Another price for every kind and set of axes, not proportional to bytes."""
+    return np.asarray(RATES[kind] * (1 + size_bytes) * sum(3**i for i in axes))
+
+
+def expected(source: np.ndarray, target: np.ndarray, size_bytes: float, axes: MeshAxes) -> float:
+    """What one reshard costs, one move after another, as the module's docstring says."""
+    here = list(source)
+    total = 0.0
+
+    def local() -> float:
+        return size_bytes / np.prod([s for p, (_, s) in zip(here, axes, strict=True) if p >= 0], initial=1.0)
+
+    def step(kind: str, moving: list[int], to: list[int]) -> None:
+        nonlocal total
+        moving = [i for i in moving if axes[i][1] > 1]
+        before = local()
+        for i, place in zip(moving, to, strict=False):
+            here[i] = place
+        if moving and kind != "all_slice":
+            total += float(a_price(kind, np.asarray(max(before, local())), tuple(moving)))
+
+    n = range(len(axes))
+    onto = {int(target[i]) for i in n if source[i] == UNREDUCED and target[i] >= 0 and axes[i][1] > 1}
+    scattered = [i for i in n if source[i] == UNREDUCED and target[i] >= 0 and axes[i][1] > 1]
+    reduced = [i for i in n if source[i] == UNREDUCED and target[i] == -1 and axes[i][1] > 1]
+    if len(onto) == 1:
+        step("reduce_scatter", scattered, [int(target[i]) for i in scattered])
+    else:
+        reduced = sorted(reduced + scattered)
+    step("all_reduce", reduced, [-1] * len(reduced))
+    sliced = [i for i in n if here[i] == -1 and target[i] >= 0 and axes[i][1] > 1]
+    step("all_slice", sliced, [int(target[i]) for i in sliced])
+    for i in n:
+        if here[i] >= 0 and target[i] >= 0 and here[i] != target[i]:
+            step("all_to_all", [i], [int(target[i])])
+    for dim in range(8):
+        gathered = [i for i in n if here[i] == dim and target[i] == -1]
+        step("all_gather", gathered, [-1] * len(gathered))
+    return total
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> tuple[MeshAxes, np.ndarray, np.ndarray, float]:
+    sizes = draw(st.lists(st.sampled_from([1, 2, 3, 4]), min_size=1, max_size=4))
+    axes = tuple((f"a{i}", size) for i, size in enumerate(sizes))
+    rank = draw(st.integers(0, 3))
+    rows = st.lists(
+        st.lists(st.integers(UNREDUCED, rank - 1), min_size=len(sizes), max_size=len(sizes)), min_size=1, max_size=6
+    )  # fmt: skip
+    source, target = (np.array(draw(rows), np.int8) for _ in range(2))
+    # no collective makes a pending sum
+    target = np.where(target == UNREDUCED, -1, target).astype(np.int8)
+    return axes, source, target, draw(st.sampled_from([1.0, 96.0, 1e6 + 7]))
+
+
+@given(layouts())
+@settings(max_examples=300, deadline=None)
+def test_every_pair_is_priced_move_by_move(case: tuple[MeshAxes, np.ndarray, np.ndarray, float]) -> None:
+    axes, source, target, size_bytes = case
+    table = Moves(source, target, axes).price(size_bytes, a_price)
+    for i, a in enumerate(source):
+        for j, b in enumerate(target):
+            assert table[i, j] == pytest.approx(expected(a, b, size_bytes, axes), rel=1e-12)
+            steps = reshard_steps(a, b, size_bytes, axes)
+            index = {name: k for k, (name, _) in enumerate(axes)}
+            said = [float(a_price(s.kind, np.asarray(s.bytes), tuple(index[n] for n in s.axes))) for s in steps]
+            assert sum(said) == pytest.approx(table[i, j], rel=1e-12)
+
+
+def test_moves_of_one_size_serve_every_size() -> None:
+    axes = (("x", 4), ("y", 2))
+    places = all_places((16, 8, 8), axes)
+    moves = Moves(places, places, axes)
+    assert np.allclose(
+        moves.price(2e6, lambda kind, size, over: size), 2 * moves.price(1e6, lambda kind, size, over: size)
+    )
+    assert not moves.price(1e6, a_price).diagonal().any()
