@@ -9,7 +9,7 @@ import numpy as np
 
 from .base import Incumbent, SearchResult, Termination
 from .descend import Descent
-from .ilp import Engine
+from .engine import Engine
 from .problem import Edge, Floats, Ints, StrategyProblem
 from .program import OutOfTime, Program, Timeline
 from .reduce import reduce

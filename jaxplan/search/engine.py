@@ -1,0 +1,177 @@
+"""The engine of the exact search: HiGHS in a process of its own, with a deadline and a seed."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import math
+import os
+import pickle
+import selectors
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import SolverError
+from .highs import LinearProgram, Solution
+from .program import Answer, OutOfTime, Program
+
+#: Seconds that the engine is given beyond its own time limit before its process is ended.
+GRACE_S = 1.0
+
+_NONE = np.zeros(0)
+
+
+class Engine:
+    """HiGHS with a deadline (`time.monotonic` seconds) and a seed."""
+
+    def __init__(self, *, deadline: float, seed: int) -> None:
+        self.deadline, self.seed = deadline, seed
+
+    def run(
+        self, program: Program, *, unit: float, relative_gap: float = 0.0, relaxed: bool = False
+    ) -> Answer:
+        """Solve a program whose prices are divided by `unit`; OutOfTime when the deadline brings no values.
+
+        Raises:
+          SolverError: HiGHS fails, or its process can't be started or ends.
+        """
+        left_s = self.deadline - time.monotonic()
+        if left_s <= 0:
+            raise OutOfTime
+        request = _linear_program(
+            program, unit, relaxed=relaxed, relative_gap=relative_gap, seed=self.seed,
+            time_limit_s=None if math.isinf(left_s) else left_s,
+        )  # fmt: skip
+        solution = _process(os.getpid()).solve(request, self.deadline + GRACE_S)
+        reason = solution.reason
+        # Every column is bounded, so that "infeasible or unbounded" can only be the former.
+        if reason in ("INFEASIBLE", "INFEASIBLE_OR_UNBOUNDED"):
+            return Answer(values=_NONE, prices=_NONE, bound=math.inf, proved=True, infeasible=True)
+        if reason not in ("OPTIMAL", "FEASIBLE", "NO_SOLUTION_FOUND"):
+            raise SolverError(f"HiGHS stopped with {reason}: {solution.detail or 'no detail'}")
+        if solution.values is None or (relaxed and reason != "OPTIMAL"):
+            raise OutOfTime
+        prices = _NONE if solution.row_prices is None else -solution.row_prices * unit
+        return Answer(
+            values=solution.values, prices=prices, bound=solution.bound * unit,
+            proved=reason == "OPTIMAL", infeasible=False,
+        )  # fmt: skip
+
+
+def _linear_program(
+    program: Program, unit: float, *, relaxed: bool, relative_gap: float, seed: int, time_limit_s: float | None
+) -> LinearProgram:
+    blocks = program.blocks
+    first = np.cumsum([0] + [block.lower.size for block in blocks])
+    rows = np.concatenate([block.row + at for block, at in zip(blocks, first, strict=False)])
+    columns = np.concatenate([block.column for block in blocks])
+    values = np.concatenate([block.coefficient for block in blocks])
+    order = np.lexsort((columns, rows))
+    order = order[values[order] != 0]
+    upper = np.ones(program.columns)
+    upper[program.ones :] = math.inf
+    return LinearProgram(
+        prices=program.prices / unit, column_upper=upper, n_integers=0 if relaxed else program.choices,
+        row_lower=np.concatenate([block.lower for block in blocks]),
+        row_upper=np.concatenate([block.upper for block in blocks]),
+        rows=rows[order], columns=columns[order], values=values[order], n_wanted=program.choices,
+        wants_prices=relaxed, time_limit_s=time_limit_s, relative_gap=relative_gap, seed=seed,
+    )  # fmt: skip
+
+
+@functools.cache
+def _process(pid: int) -> _Process:
+    """The one solver process of the process `pid`: a fork must not write into its parent's."""
+    process = _Process()
+
+    def end() -> None:
+        if os.getpid() == pid:
+            process.end()
+
+    # A child in the middle of a long search would go on alone.
+    atexit.register(end)
+    return process
+
+
+class _Process:
+    """highs.py as a child, started when it is first needed and again after it was ended."""
+
+    def __init__(self) -> None:
+        self._child: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def solve(self, program: LinearProgram, deadline: float) -> Solution:
+        """The solution; OutOfTime, and the child is ended, when none has come by `deadline` (`time.monotonic`)."""
+        with self._lock:
+            try:
+                child = self._running()
+                _send(child, vars(program))
+                answer = _receive(child, deadline)
+            except (OutOfTime, KeyboardInterrupt, SolverError):
+                self.end()
+                raise
+        if isinstance(answer, str):
+            raise SolverError(f"HiGHS failed: {answer}")
+        return Solution(**answer)
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._child is not None and self._child.poll() is not None:
+            self.end()
+        if self._child is None:
+            try:
+                self._child = subprocess.Popen(
+                    # -P: the modules beside it are no top-level modules.
+                    [sys.executable, "-P", str(Path(__file__).with_name("highs.py"))],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    # Ctrl-C is for the search, which ends the child itself.
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise SolverError(
+                    f"the solver's process can't be started: {error}.  It runs {sys.executable!r} (sys.executable) on "
+                    "jaxplan/search/highs.py"
+                ) from error
+        return self._child
+
+    def end(self) -> None:
+        """Kill the child; the next program starts another."""
+        if self._child is not None:
+            self._child.kill()
+            self._child.communicate()
+            self._child = None
+
+
+def _send(child: subprocess.Popen[bytes], fields: dict[str, Any]) -> None:
+    assert child.stdin is not None
+    try:
+        pickle.dump(fields, child.stdin)
+        child.stdin.flush()
+    except BrokenPipeError:
+        raise _ended(child) from None
+
+
+def _receive(child: subprocess.Popen[bytes], deadline: float) -> Any:
+    assert child.stdout is not None
+    with selectors.DefaultSelector() as selector:
+        selector.register(child.stdout, selectors.EVENT_READ)
+        left_s = None if math.isinf(deadline) else max(deadline - time.monotonic(), 0.0)
+        if not selector.select(left_s):
+            raise OutOfTime
+    try:
+        return pickle.load(child.stdout)
+    except EOFError:
+        raise _ended(child) from None
+
+
+def _ended(child: subprocess.Popen[bytes]) -> SolverError:
+    return SolverError(
+        f"the solver's process ended by itself with status {child.wait()}; what it said stands above.  It needs "
+        f"ortools in {sys.executable}"
+    )
