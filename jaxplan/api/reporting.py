@@ -29,7 +29,8 @@ def finished_plan(
     """Write a candidate up: tensors, collectives as the partitioner inserts them, cost, warnings."""
     traced, target, options = pipeline.traced, pipeline.target, pipeline.options
     collectives = _collectives(traced, pipeline.model, best)
-    warnings = _warnings(traced, pipeline.model, best)
+    unruled = _unruled(traced, pipeline.model, best)
+    warnings = _warnings(traced, pipeline.model, best, unruled)
     return Plan(
         name=traced.name,
         fingerprint=traced.fingerprint,
@@ -46,6 +47,7 @@ def finished_plan(
         assumptions=(*traced.graph.assumptions, *_stated(options)),
         alternatives=_alternatives(traced, target, best, pipeline.budget_bytes),
         templates=dict(sorted(templates.items())),
+        unruled_s={primitive: seconds for primitive, (_, seconds) in sorted(unruled.items())},
         search=best.name,
         jax_version=jax.__version__,
         mesh=target.mesh,
@@ -144,17 +146,33 @@ def _cost(
     )
 
 
-def _warnings(traced: Traced, model: CostModel, best: Candidate) -> tuple[str, ...]:
-    graph = traced.graph
-    warnings = []
-    unknown: dict[str, str] = {}
-    for op, rule in zip(graph.ops, best.found.space.rules, strict=True):
+def _unruled(traced: Traced, model: CostModel, best: Candidate) -> dict[str, tuple[str, float]]:
+    """Of each primitive without a rule: where it stands first, and the seconds a step of all its operations."""
+    graph, found = traced.graph, best.found
+    unruled: dict[str, tuple[str, float]] = {}
+    of_op: dict[int, str] = {}
+    for op, rule in zip(graph.ops, found.space.rules, strict=True):
         if rule.note:
-            unknown.setdefault(op.primitive, op.source)
-    for primitive, source in sorted(unknown.items()):
-        warnings.append(
-            f"`{primitive}` at {source} has no sharding rule and is replicated; jaxplan.register_rule can give it one"
-        )
+            source, seconds = unruled.get(op.primitive, (op.source, 0.0))
+            unruled[op.primitive] = (source, seconds + found.decision.compute_s.get(op.index, 0.0))
+            of_op[op.index] = op.primitive
+    for item, op_index in best.checked.collectives:
+        if op_index in of_op and item.kind != "all_slice":
+            source, seconds = unruled[of_op[op_index]]
+            seconds += model.collective_over(item.kind, item.bytes, item.axes) * item.trips
+            unruled[of_op[op_index]] = (source, seconds)
+    return unruled
+
+
+def _warnings(
+    traced: Traced, model: CostModel, best: Candidate, unruled: Mapping[str, tuple[str, float]]
+) -> tuple[str, ...]:
+    graph = traced.graph
+    warnings = [
+        f"`{primitive}` at {source} has no sharding rule and is replicated: {format_seconds(seconds)} a step (counted "
+        "in the cost); jaxplan.register_rule can give it one"
+        for primitive, (source, seconds) in sorted(unruled.items())
+    ]
     extra: dict[tuple[str, str], float] = {}
     for item, op_index in best.checked.unplanned:
         where = graph.ops[op_index].source if 0 <= op_index < len(graph.ops) else item.scope

@@ -143,6 +143,8 @@ class Plan:
       alternatives: by input path, the other layouts of that leaf and what they would cost.
       templates: named hand-written plans and their predicted step_s (inf never: a template that does not fit
         is absent).
+      unruled_s: seconds a step of the primitives that have no sharding rule, each replicated: its computation and
+        what communication it makes.
       search: which search made it; jax_version: which jax it was checked with.
       mesh: the mesh itself; None in a plan read from a file without one.
       in_tree, out_tree: treedefs of (args, kwargs), less the static ones, and of the result; a
@@ -164,6 +166,7 @@ class Plan:
     assumptions: tuple[str, ...] = ()
     alternatives: Mapping[str, tuple[Alternative, ...]] = field(default_factory=dict)
     templates: Mapping[str, float] = field(default_factory=dict)
+    unruled_s: Mapping[str, float] = field(default_factory=dict)
     search: str = "ilp"
     jax_version: str = ""
     mesh: Any = field(default=None, compare=False, repr=False)

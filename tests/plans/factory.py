@@ -161,6 +161,7 @@ def make_plan(
             inputs[-1].path: (Alternative(layout=whole, objective_s=9e-3, fits=True),),
         },
         "templates": {"fsdp": 1.5e-3, "data-parallel": 2.2e-3},
+        "unruled_s": {"weird_op": 1.2e-5},
         "jax_version": "0.10.2",
         "mesh": AbstractMesh((4, 2), ("data", "model")) if mesh is None else mesh,
         "in_tree": jax.tree.structure((args, {})),
