@@ -12,16 +12,22 @@ from typing import Any
 
 import jax
 
-from models import gpt, llama, lstm, mlp, moe, resnet, vit
+from models import dlrm, gnn, gpt, llama, lstm, mamba, mlp, moe, resnet, t5, unet, vit, whisper
 
 MODELS: dict[str, ModuleType] = {
+    "dlrm": dlrm,
+    "gnn": gnn,
     "gpt": gpt,
     "llama": llama,
     "lstm": lstm,
+    "mamba": mamba,
     "mlp": mlp,
     "moe": moe,
     "resnet": resnet,
+    "t5": t5,
+    "unet": unet,
     "vit": vit,
+    "whisper": whisper,
 }
 
 

@@ -8,18 +8,28 @@ import jax
 import jax.numpy as jnp
 
 
-def attend(query: jax.Array, key: jax.Array, value: jax.Array, *, causal: bool) -> jax.Array:
-    """softmax(query · key / sqrt(head_dim)) · value, with the softmax in f32.
+def attend(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    causal: bool,
+    bias: jax.Array | None = None,
+    scale: float | None = None,
+) -> jax.Array:
+    """softmax(scale * query · key + bias) · value, with the softmax in f32; scale: 1 / sqrt(head_dim) if None.
 
-    query: [batch, length, heads, head_dim]; key and value: [batch, length, kv_heads, head_dim], where
-    `kv_heads` divides `heads` (grouped-query attention, Ainslie et al. 2023, arXiv:2305.13245).  Returns
-    query's shape and dtype.
+    query: [batch, length, heads, head_dim]; key and value: [batch, keys, kv_heads, head_dim], where
+    `kv_heads` divides `heads` (grouped-query attention, Ainslie et al. 2023, arXiv:2305.13245); bias: [heads,
+    length, keys]; `causal` only where there are as many keys as queries.  Returns query's shape and dtype.
     """
     batch, length, n_heads, head_dim = query.shape
     n_kv_heads = key.shape[2]
     grouped = query.reshape(batch, length, n_kv_heads, n_heads // n_kv_heads, head_dim)
     scores = jnp.einsum("btkgh,bskh->bkgts", grouped, key, preferred_element_type=jnp.float32)
-    scores = scores / math.sqrt(head_dim)
+    scores = scores / math.sqrt(head_dim) if scale is None else scores * scale
+    if bias is not None:
+        scores = scores + bias.reshape(n_kv_heads, n_heads // n_kv_heads, *bias.shape[1:])
     if causal:
         positions = jnp.arange(length)
         visible = positions[:, None] >= positions[None, :]

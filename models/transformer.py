@@ -56,10 +56,20 @@ class Block(nn.Module):
         return x + Mlp(self.hidden_dim, self.dtype, name="mlp")(normed)
 
 
-def stack_layers(block: Any, x: Any, *, depth: int, scan: bool, remat: bool, **fields: Any) -> Any:
+def stack_layers(
+    block: Any,
+    x: Any,
+    *,
+    depth: int,
+    scan: bool,
+    remat: bool,
+    shared: tuple[Any, ...] = (),
+    **fields: Any,
+) -> Any:
     """Applies `depth` blocks `block(**fields)` to x, an array or a pytree; call it inside a compact method.
 
-    Unrolled, the parameters are `layer_0`, `layer_1`, ...; scanned, they are one `layers` with the layer as
+    Each is called as `block(x, *shared)`: `shared` is what all of them read and none changes.  Unrolled, the
+    parameters are `layer_0`, `layer_1`, ...; scanned, they are one `layers` with the layer as
     the first dimension of every leaf.  `remat` recomputes each block's activations in the backward pass.
     """
     if remat:
@@ -67,13 +77,14 @@ def stack_layers(block: Any, x: Any, *, depth: int, scan: bool, remat: bool, **f
         block = nn.remat(block, prevent_cse=not scan)
     if not scan:
         for index in range(depth):
-            x = block(**fields, name=f"layer_{index}")(x)
+            x = block(**fields, name=f"layer_{index}")(x, *shared)
         return x
     scanned = nn.scan(
-        lambda layer, carry, _: (layer(carry), None),
+        lambda layer, carry, *shared: (layer(carry, *shared), None),
         variable_axes={"params": 0},
         split_rngs={"params": True},
+        in_axes=nn.broadcast,
         length=depth,
     )
-    x, _ = scanned(block(**fields, name="layers"), x, None)
+    x, _ = scanned(block(**fields, name="layers"), x, *shared)
     return x

@@ -20,6 +20,9 @@ ALL_CONFIGS = [(name, config) for name in models.names() for config in models.ge
 TINY_CONFIGS = [(name, config) for name, config in ALL_CONFIGS if config.startswith("tiny")]
 BF16_CONFIGS = [(name, config) for name, config in TINY_CONFIGS if config.endswith("bf16")]
 
+SLOW_TO_TRACE = {"resnet152", "ddpm-256", "ddpm-cifar10"}
+SLOW_TO_COMPILE = {"unet", "whisper"}
+
 # (model, config, parameters, relative tolerance of the figure as it was printed)
 PUBLISHED_PARAMETERS = [
     # The released checkpoints, as the Hugging Face hub and nanoGPT's README count them.
@@ -54,6 +57,32 @@ PUBLISHED_PARAMETERS = [
     # Han et al. 2015, table 1: 267K; Ciresan et al. 2010, table 1: 12.11 million weights.
     ("mlp", "lenet-300-100", 267e3, 0.002),
     ("mlp", "ciresan-2010", 12.11e6, 0.001),
+    # The released checkpoints as the Hugging Face hub counts them; Whisper's less the encoder's fixed sinusoids
+    # (1500 x dim), which it counts too.
+    ("t5", "t5-small", 60_506_624, 0),
+    ("t5", "t5-base", 222_903_552, 0),
+    ("t5", "t5-large", 737_668_096, 0),
+    ("t5", "t5-3b", 2_851_598_336, 0),
+    ("t5", "t5-11b", 11_307_321_344, 0),
+    ("whisper", "whisper-tiny", 37_760_640 - 1500 * 384, 0),
+    ("whisper", "whisper-base", 72_593_920 - 1500 * 512, 0),
+    ("whisper", "whisper-small", 241_734_912 - 1500 * 768, 0),
+    ("whisper", "whisper-medium", 763_857_920 - 1500 * 1024, 0),
+    ("whisper", "whisper-large", 1_543_304_960 - 1500 * 1280, 0),
+    ("mamba", "mamba-130m", 129_135_360, 0),
+    ("mamba", "mamba-370m", 371_516_416, 0),
+    ("mamba", "mamba-790m", 793_204_224, 0),
+    ("mamba", "mamba-1.4b", 1_372_178_432, 0),
+    ("mamba", "mamba-2.8b", 2_768_345_600, 0),
+    # Ho et al. 2020, appendix B.
+    ("unet", "ddpm-cifar10", 35.7e6, 0.002),
+    ("unet", "ddpm-256", 114e6, 0.005),
+    # Naumov et al. 2019, section 5 (540M); MLPerf Training's DLRM with 24 billion parameters.
+    ("dlrm", "criteo-kaggle", 540e6, 0.002),
+    ("dlrm", "criteo-terabyte", 24e9, 0.002),
+    # The Open Graph Benchmark's leaderboards.
+    ("gnn", "ogbn-products", 206_895, 0),
+    ("gnn", "ogbn-proteins", 193_136, 0),
 ]
 
 
@@ -71,7 +100,7 @@ def forms(tree: Any) -> list[tuple[str, tuple[int, ...], Any, bool]]:
 
 @pytest.mark.parametrize(
     ("name", "config_name"),
-    [pytest.param(*names, marks=[pytest.mark.slow] if "resnet152" in names else []) for names in ALL_CONFIGS],
+    [pytest.param(*names, marks=[pytest.mark.slow] if SLOW_TO_TRACE & set(names) else []) for names in ALL_CONFIGS],
 )
 def test_step_traces_without_allocating_and_keeps_the_form_of_its_state(name: str, config_name: str) -> None:
     state, batch = models.abstract_arguments(name, config_name)
@@ -121,7 +150,9 @@ def losses_of_three_steps(name: str, config_name: str) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("name", models.names())
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW_TO_COMPILE else []) for n in models.names()]
+)
 def test_loss_falls_on_a_fixed_batch(name: str) -> None:
     first, second, third = losses_of_three_steps(name, "tiny")
     assert first > second > third
@@ -165,7 +196,15 @@ def test_every_real_config_with_a_source_is_counted() -> None:
 
 @pytest.mark.parametrize(
     ("name", "config_name"),
-    [("gpt", "gpt2-xl"), ("llama", "llama3-8b"), ("moe", "switch-base"), ("vit", "vit-h14")],
+    [
+        ("gpt", "gpt2-xl"),
+        ("llama", "llama3-8b"),
+        ("mamba", "mamba-130m"),
+        ("moe", "switch-base"),
+        ("t5", "t5-large"),
+        ("vit", "vit-h14"),
+        ("whisper", "whisper-small"),
+    ],
 )
 def test_scanned_and_unrolled_have_as_many_parameters(name: str, config_name: str) -> None:
     module, config = models.get(name), models.get_config(name, config_name)
@@ -174,7 +213,9 @@ def test_scanned_and_unrolled_have_as_many_parameters(name: str, config_name: st
 
 
 def stacked(params: dict[str, Any]) -> dict[str, Any]:
-    """The scanned form of unrolled parameters: Linen's `layer_<i>`, or NNX's `layers` of a dict by index."""
+    """The scanned form of unrolled parameters, Linen's `layer_<i>` or NNX's `layers`, a dict by index, at any depth."""
+    if "layers" not in params and not any(key.startswith("layer_") for key in params):
+        return {key: stacked(value) if isinstance(value, dict) else value for key, value in params.items()}
     if "layers" in params:
         layers, others = params["layers"], {key: value for key, value in params.items() if key != "layers"}
         ordered = [layers[index] for index in range(len(layers))]
@@ -190,8 +231,11 @@ def stacked(params: dict[str, Any]) -> dict[str, Any]:
         ("gpt", (True, True)),
         ("llama", (True, True)),
         ("llama", (False, True)),
+        ("mamba", (True, True)),
         ("moe", (True, True)),
+        pytest.param("t5", (True, True), marks=pytest.mark.slow),
         ("vit", (True, False)),
+        pytest.param("whisper", (True, True), marks=pytest.mark.slow),
     ],
 )
 def test_scanned_and_rematerialised_steps_equal_the_plain_one(
@@ -244,7 +288,7 @@ def test_batch_statistics_are_a_moving_average_of_the_batch() -> None:
 
 def test_unknown_names_are_refused_with_the_known_ones() -> None:
     with pytest.raises(
-        ValueError, match=r"no model 'gtp'; the models are gpt, llama, lstm, mlp, moe, resnet, vit"
+        ValueError, match=r"no model 'gtp'; the models are dlrm, gnn, gpt, llama, .*, vit, whisper"
     ):
         models.get("gtp")
     with pytest.raises(ValueError, match=r"'gpt' has no config 'gpt5'; its configs are tiny, .*gpt3-175b"):

@@ -14,6 +14,7 @@ from models.attention import attend, rotate
 from models.gpt import Gpt
 from models.llama import Llama
 from models.lstm import LstmLanguageModel
+from models.mamba import Mamba
 from models.moe import route
 from models.training import token_cross_entropy
 
@@ -55,7 +56,7 @@ def test_rotation_keeps_lengths_and_sees_only_distances() -> None:
     assert np.ptp(scores[0]) > 0.1  # and distances do matter
 
 
-@pytest.mark.parametrize("name", ["gpt", "llama", "lstm"])
+@pytest.mark.parametrize("name", ["gpt", "llama", "lstm", "mamba"])
 def test_no_logit_sees_a_later_token(name: str) -> None:
     config = models.get_config(name, "tiny")
     tokens = models.get(name).make_batch(config, jax.random.key(1))["inputs"]
@@ -64,7 +65,7 @@ def test_no_logit_sees_a_later_token(name: str) -> None:
     if name == "llama":
         apply = jax.jit(Llama(config, rngs=nnx.Rngs(0)))
     else:
-        model = Gpt(config) if name == "gpt" else LstmLanguageModel(config)
+        model = {"gpt": Gpt, "lstm": LstmLanguageModel, "mamba": Mamba}[name](config)
         variables = jax.jit(model.init)(jax.random.key(0), tokens)
         apply = jax.jit(lambda inputs: model.apply(variables, inputs))
     before, after = apply(tokens), apply(changed)
