@@ -1,6 +1,6 @@
 """What is computed: a step, traced to a frozen Graph."""
 
-from .flatten import CALLS as CALLS
+from .flatten import call_of as call_of
 from .graph import Graph as Graph
 from .graph import Loop as Loop
 from .graph import Op as Op

@@ -3,25 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._jax import Literal, as_closed, dtype_bytes, scan_signature, source_of
 from .graph import Graph, Loop, Op, Site, Value
 
-CALLS: Mapping[str, str] = {
+_CALLS: Mapping[str, str] = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
+    "call": "call_jaxpr",
     "closed_call": "call_jaxpr",
     "core_call": "call_jaxpr",
     "checkpoint": "jaxpr",
     "remat2": "jaxpr",
     "remat": "jaxpr",
+    "composite": "jaxpr",
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "custom_vmap_call": "call",
     "eval_jaxpr": "jaxpr",
+    "linear_call": "callee",
+    "remat_opt": "fwd_jaxpr",
+    "xla_metadata_call": "jaxpr",
 }
-"""Primitives that only wrap a jaxpr, and the parameter that holds it."""
+"""Primitives that only wrap a jaxpr, and the parameter that holds it; "call_jaxpr" where a jax has renamed it.
+
+What they say beside it concerns differentiation and batching, which are over, or names a group of operations.
+"""
+
+
+SEEN_THROUGH = frozenset({*_CALLS, "custom_linear_solve"})
+"""Primitives that `call_of` knows."""
+
+
+class Call(NamedTuple):
+    """A call seen through: `jaxpr` with its `consts`, applied to the equation's operands at `positions`."""
+
+    jaxpr: Any
+    consts: tuple[Any, ...]
+    positions: tuple[int, ...]
+
+
+def call_of(eqn: Any) -> Call | None:
+    """What an equation calls, when it does nothing else; None when it is an operation, a loop or a branch."""
+    name, params, everything = eqn.primitive.name, eqn.params, tuple(range(len(eqn.invars)))
+    if name == "custom_linear_solve":
+        # operands: the constants of matvec, vecmat, solve and transpose_solve, then the right-hand sides
+        lengths = params["const_lengths"]
+        before = lengths.matvec + lengths.vecmat
+        own, right = everything[before : before + lengths.solve], everything[sum(lengths) :]
+        return Call(*as_closed(params["jaxprs"].solve), own + right)
+    if name not in _CALLS:
+        return None
+    body = params.get(_CALLS[name], params.get("call_jaxpr"))
+    return None if body is None else Call(*as_closed(body), everything)
 
 
 class Flattener:
@@ -115,9 +151,10 @@ class Flattener:
     ) -> None:
         name = eqn.primitive.name
         operands = [self.read(env, atom) for atom in eqn.invars]
-        if name in CALLS and CALLS[name] in eqn.params:
-            jaxpr, consts = as_closed(eqn.params[CALLS[name]])
-            results = self.walk(jaxpr, consts, operands, (*frame, position), trips)
+        called = call_of(eqn)
+        if called is not None:
+            arguments = [operands[i] for i in called.positions]
+            results = self.walk(called.jaxpr, called.consts, arguments, (*frame, position), trips)
         elif name == "scan":
             results = self._scan(eqn, position, operands, frame, trips)
         elif name == "while":

@@ -9,13 +9,13 @@ import jax
 from jax.sharding import NamedSharding
 
 from .._jax import Literal, as_closed, equation_context
-from ..ir import CALLS, Site
+from ..ir import Site, call_of
 
 Pins = Mapping[Site, tuple[NamedSharding, ...]]
 """Sharding constraints by place; several at one place are applied one after another."""
 
-_KEPT_CALLS = frozenset({"checkpoint", "remat", "remat2"})
-"""Calls that mean something to the compiler and must stay: their bodies are recomputed, not kept."""
+_KEPT_CALLS = frozenset({"checkpoint", "remat", "remat2", "xla_metadata_call"})
+"""Calls that mean something to the compiler and must stay: their bodies are recomputed, not kept, or named."""
 
 
 class Replay:
@@ -63,9 +63,10 @@ class Replay:
     ) -> Sequence[Any]:
         name, params = eqn.primitive.name, eqn.params
         inner = (*frame, position)
-        if name in CALLS and CALLS[name] in params and name not in _KEPT_CALLS:
-            jaxpr, consts = as_closed(params[CALLS[name]])
-            return self.run(jaxpr, consts, operands, inner)
+        called = call_of(eqn)
+        if called is not None and name not in _KEPT_CALLS:
+            arguments = [operands[i] for i in called.positions]
+            return self.run(called.jaxpr, called.consts, arguments, inner)
         if name in _KEPT_CALLS or name == "scan":
             changed = {"jaxpr": self._body(params["jaxpr"], inner)}
         elif name == "while":

@@ -15,6 +15,8 @@ import jax.extend
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental.custom_partitioning import custom_partitioning
 
 _RANDOM = np.random.default_rng(0)
 
@@ -78,6 +80,7 @@ _UNARY = (
 for _name in _UNARY:
     case(_name, "float", getattr(lax, _name), V)
 # Primitives of jax 0.12, in the words of every jax: tanh's derivative and log2.
+case("polynomial", "cubic", lambda x: ((x * 0.5 + 2) * x + 1) * x + 3, V, stands_in=True)
 case("one_minus_square", "float", lambda x: 1 - x * x, V, stands_in=True)
 case("log2", "float", jnp.log2, V, stands_in=True)
 _BINARY = (
@@ -98,6 +101,9 @@ case("acosh", "float", lax.acosh, X + 1)
 case("add", "scalar", lambda x: x + 2.0, X)
 case("mul", "extent of one", lambda x, y: lax.mul_p.bind(x, y), X, real(8, 1))
 case("add_any", "two uses", lambda x: jax.vjp(lambda y: jnp.sin(y) * y, x)[1](x), X)
+case("mulhi", "ints", lambda x, y: x * y, N, M, stands_in=True)  # itself compiled by no CPU backend before jax 0.11
+for _name in ("eq_to", "le_to", "lt_to"):  # comparisons of searches, in which NaN has its place
+    case(_name, "floats", getattr(lax, _name[:2]), X, Y, stands_in=True)
 case("complex", "floats", lax.complex, X, Y)
 for _name in ("conj", "real", "imag"):
     case(_name, "complex", getattr(lax, _name), X + 1j * Y)
@@ -241,6 +247,8 @@ case("select_and_gather_add", "pool's tangent", lambda x, t: jax.jvp(_max_pool, 
 case("broadcast_in_dim", "scalar", lambda: jnp.full((8, 16), 2.0))
 case("broadcast_in_dim", "leading", lambda x: lax.broadcast_in_dim(x, (8, 16), (1,)), real(16))
 case("broadcast_in_dim", "extent of one", lambda x: lax.broadcast_in_dim(x, (8, 16), (0, 1)), real(8, 1))
+for _name in ("empty", "empty2"):
+    case(_name, "rows", lambda: jnp.zeros((8, 16)), stands_in=True)
 case("iota", "rows", lambda: lax.broadcasted_iota(jnp.int32, (8, 16), 1))
 for _before, _after in [
     ((32,), (8, 4)), ((8, 4), (32,)), ((8, 4, 16), (32, 16)), ((32, 4), (8, 16)), ((8, 16), (8, 1, 16)),
@@ -334,6 +342,8 @@ _L = lax.linalg
 case("cholesky", "batch", _L.cholesky, _positive)
 case("cholesky_update", "one", _L.cholesky_update, np.linalg.cholesky(_positive[0]).T.copy(), real(4))
 case("eig", "batch", _L.eig, _square)
+case("geqp3", "batch", lambda x: (x, jnp.zeros((8, 4), jnp.int32), jnp.zeros((8, 4))), _square, stands_in=True)
+case("geqrf", "batch", lambda x: (x, jnp.zeros((8, 4))), _square, stands_in=True)
 case("eigh", "batch", _L.eigh, _positive)
 case("hessenberg", "batch", _L.hessenberg, _square)
 case("householder_product", "batch", _L.householder_product, _square, real(8, 4))
@@ -361,7 +371,9 @@ case("fft", "real rows", jnp.fft.rfft, X, gathers_on_cpu=True)
 # -- the rest -----------------------------------------------------------------------------------------------
 
 case("sharding_constraint", "left open", lambda x: x, _cube, stands_in=True, params={"sharding": None})
-for _name in ("layout_constraint", "carry_init"):
+case("name", "residual", lambda x: checkpoint_name(x, "kept"), X)
+case("platform_index", "two", lambda: lax.platform_dependent(cpu=lambda: 1, default=lambda: 2))
+for _name in ("layout_constraint", "carry_init", "shard_alike", "xla_metadata_value"):
     case(_name, "identity", lambda x: x, _cube, stands_in=True)
 case("carry_next", "no result", lambda new, carry: (), _cube, _cube, stands_in=True)
 case("cond_join", "two branches", lambda p, x, y: lax.cond(p, lambda: x, lambda: y), np.array(True), X, Y,
@@ -383,6 +395,21 @@ case(
     lambda x: jax.ffi.ffi_call("unknown", jax.ShapeDtypeStruct(x.shape, x.dtype))(x),
     X,
 )
+
+
+@functools.partial(custom_partitioning, static_argnums=(2,))
+def _scaled_product(x: Any, y: Any, scale: float) -> Any:
+    return jnp.einsum("...ik,kj->...ij", x, y) * scale
+
+
+_scaled_product.def_partition(
+    partition=lambda scale, mesh, shapes, result: (
+        mesh, lambda x, y: jnp.einsum("...ik,kj->...ij", x, y) * scale,
+        result.sharding, tuple(shape.sharding for shape in shapes)),
+    sharding_rule="... i k, k j -> ... i j",
+    reduction_factors=("k",),
+)  # fmt: skip
+case("custom_partitioning", "its author's rule", lambda x, y: _scaled_product(x, y, 0.5), _cube, real(16, 4))
 
 
 def _mapped(x: Any) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from jaxplan._jax import Literal, as_closed
-from jaxplan.ir.flatten import CALLS
+from jaxplan.ir import call_of
 from jaxplan.sharding.rule import OpShapes
 from jaxplan.sharding.spec import layout_of_places
 from jaxplan.sharding.strategy import Strategies
@@ -48,9 +48,10 @@ def _walk(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], primitive: str
         name = eqn.primitive.name
         if name == primitive:
             raise _Found(eqn, values)
-        if name in CALLS:
-            inner, inner_consts = as_closed(eqn.params[CALLS[name]])
-            results = _walk(inner, inner_consts, values, primitive)
+        called = call_of(eqn)
+        if called is not None:
+            arguments = [values[i] for i in called.positions]
+            results = _walk(called.jaxpr, called.consts, arguments, primitive)
         else:
             made = eqn.primitive.bind(*values, **eqn.params)
             results = made if eqn.primitive.multiple_results else [made]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 from jax.sharding import NamedSharding, PartitionSpec
@@ -11,7 +12,7 @@ from ..rule import FixedDims, OpShapes, Rule, RuleBuilder
 from .registry import register, replicated
 
 
-@register("layout_constraint", "optimization_barrier", "device_put")
+@register("layout_constraint", "optimization_barrier", "device_put", "name", "shard_alike", "xla_metadata_value")
 def pairs(op: OpShapes) -> Rule:
     """`([i],[j,k])->([i],[j,k])`: every operand with its own result."""
     b = RuleBuilder()
@@ -39,6 +40,56 @@ def shard_map(op: OpShapes) -> Rule:
         for specs, shapes in ((op.params["in_specs"], op.operands), (op.params["out_specs"], op.results))
     )
     return dataclasses.replace(whole, fixed=(sides[0], sides[1]))
+
+
+@register("custom_partitioning")
+def custom_partitioning(op: OpShapes) -> Rule:
+    """What its author says in `def_partition(sharding_rule=...)`; without that, whole and named.
+
+    Factors that the author calls reductions stay whole: whether the author's own code adds the parts up is not said.
+    """
+    said = op.params["sharding_rule"]
+    if not hasattr(said, "operand_mappings"):
+        return replicated(op, note="custom_partitioning without a sharding rule: replicated")
+    b = RuleBuilder()
+    named: dict[str, int] = {}
+
+    def factor(name: str, extent: int) -> int:
+        if name not in named:
+            named[name] = b.factor(extent)
+        return named[name]
+
+    def tensor(mapping: Any, shape: tuple[int, ...]) -> list[Any]:
+        dims: list[Any] = []
+        own = [entry for entry in mapping if not (isinstance(entry, str) and entry.startswith(_BATCHING))]
+        if len(own) < len(mapping):  # leading dimensions that the rule leaves unnamed
+            leading = shape[: len(shape) - len(own)]
+            dims += [factor(f"{mapping[0]}{d}", extent) for d, extent in enumerate(leading)]
+        for entry in own:
+            if isinstance(entry, str):
+                dims.append(factor(entry, shape[len(dims)]))
+            else:
+                dims.append(tuple(factor(name, said.factor_sizes[name]) for name in entry))
+        return dims
+
+    # whole dimensions first: they tell the extents of what stands in a compound one elsewhere
+    sides = [*zip(said.operand_mappings, op.operands, strict=True), *zip(said.result_mappings, op.results, strict=True)]
+    for mapping, shape in sides:
+        for entry, extent in zip(reversed(mapping), reversed(shape), strict=False):
+            if isinstance(entry, str) and not entry.startswith(_BATCHING):
+                factor(entry, extent)
+    tensors = [tensor(mapping, shape) for mapping, shape in sides]
+    special = (said.reduction_factors, said.need_replication_factors, said.permutation_factors)
+    return b.rule(
+        operands=tensors[: len(op.operands)],
+        results=tensors[len(op.operands) :],
+        need_replication=[named[name] for names in special for name in names],
+        flops=float(max(math.prod(shape) for shape in op.operands + op.results)),
+    )
+
+
+_BATCHING = "…"
+"""How jax's custom_partitioning_sharding_rule writes "..." inside."""
 
 
 def _dims(spec: Any, rank: int) -> FixedDims:

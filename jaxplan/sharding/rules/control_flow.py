@@ -41,6 +41,12 @@ def cond_join(op: OpShapes) -> Rule:
     return b.rule(operands=[predicate, *([dims] * (len(op.operands) - 1))], results=[dims], follows=True)
 
 
+@register("platform_index")
+def platform_index(op: OpShapes) -> Rule:
+    """`()->([])`: which branch of `lax.platform_dependent` this platform takes; a number known to the compiler."""
+    return replicated(op)
+
+
 @register("pure_callback", "io_callback", "debug_callback", "debug_print", "ffi_call")
 def outside(op: OpShapes) -> Rule:
     """Everything whole: what the called code does with its arrays is not known."""

@@ -12,10 +12,10 @@ _LINEAR = ("add", "add_any", "sub", "neg", "copy", "stop_gradient", "conj", "rea
 _OTHERS = (
     "abs", "acos", "acosh", "and", "asin", "asinh", "atan", "atan2", "atanh", "bessel_i0e", "bessel_i1e",
     "cbrt", "ceil", "clamp", "clz", "complex", "convert_element_type", "cos", "cosh", "digamma", "div",
-    "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt",
-    "integer_pow", "is_finite", "le", "lgamma", "log", "log1p", "log2",
-    "logistic", "lt", "max", "min", "mul", "ne", "nextafter", "not", "one_minus_square", "or", "polygamma",
-    "population_count", "pow", "reduce_precision", "rem", "round", "rsqrt",
+    "eq", "eq_to", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt",
+    "integer_pow", "is_finite", "le", "le_to", "lgamma", "log", "log1p", "log2",
+    "logistic", "lt", "lt_to", "max", "min", "mul", "mulhi", "ne", "nextafter", "not", "one_minus_square", "or",
+    "polygamma", "polynomial", "population_count", "pow", "reduce_precision", "rem", "round", "rsqrt",
     "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh",
     "sqrt", "square", "tan", "tanh", "threefry2x32", "xor", "zeta",
 )  # fmt: skip

@@ -13,6 +13,8 @@ _CORE_RANK = {
     "cholesky_update": 2,
     "eig": 2,
     "eigh": 2,
+    "geqp3": 2,
+    "geqrf": 2,
     "hessenberg": 2,
     "householder_product": 2,
     "lu": 2,

@@ -27,7 +27,7 @@ def broadcast_in_dim(op: OpShapes) -> Rule:
     )
 
 
-@register("iota")
+@register("iota", "empty", "empty2")
 def iota(op: OpShapes) -> Rule:
     """`()->([i,j])`: every device can make its own piece."""
     b = RuleBuilder()
