@@ -2,7 +2,9 @@
 
 No plan is returned unchecked: the planned step is lowered, Shardy's own passes propagate its shardings and insert
 its collectives, and those are what the plan reports.  A layout that differs without communicating is the
-partitioner's good right; one that costs a collective is pinned.
+partitioner's good right; one that costs a collective is pinned.  So is one that cuts what a rule keeps whole: Shardy cuts slices, pads and
+windows where it likes and leaves it to XLA to exchange their edges, which is communication that no pass shows, and
+which XLA gets wrong where pieces are uneven.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from ..sharding import (
     Layout,
     MeshAxes,
     Partitioned,
+    Rule,
     layout_of_places,
     partition,
     reshard_steps,
@@ -55,6 +58,7 @@ class Checked:
 
 def check(
     traced: Traced,
+    rules: Sequence[Rule],
     orders: Orders,
     axes: MeshAxes,
     mesh: object,
@@ -91,6 +95,7 @@ def check(
         )
         pinned = {c.site for c in constraints}
         at_fault = _around(graph, {op for c, op in collectives if c.kind != "all_slice"})
+        at_fault |= _cut_though_whole(graph, rules, differing)
         fresh = [v for v in differing if v in at_fault and graph.values[v].site not in pinned]
         if not fresh or round_number == max_rounds:
             break
@@ -149,6 +154,21 @@ def _differences(
         if [set(d) for d in wanted.dims] != [set(d) for d in layout.dims]:
             differing[value] = layout
     return differing
+
+
+def _cut_though_whole(graph: Graph, rules: Sequence[Rule], found: Mapping[int, Layout]) -> set[int]:
+    """Values of which a dimension is cut that the rule of their maker, or of one of their readers, keeps whole."""
+    cut: set[int] = set()
+    for op, rule in zip(graph.ops, rules, strict=True):
+        sides = [*zip(op.operands, rule.operands, strict=True), *zip(op.results, rule.results, strict=True)]
+        for value, factors in sides:
+            layout = found.get(value)
+            if layout is not None and any(
+                names and rule.need_replication.issuperset(dim)
+                for names, dim in zip(layout.dims, factors, strict=True)
+            ):
+                cut.add(value)
+    return cut
 
 
 def _around(graph: Graph, ops: set[int]) -> set[int]:

@@ -121,6 +121,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "switch": (lambda x, i: lax.switch(i, [jnp.sin, lambda a: a * 2, lambda a: a[::-1]], x), (X, np.int32(2))),
     "sorts": (lambda x: (jnp.sort(x, 0), jnp.argsort(x, 1), lax.top_k(x, 4), jnp.cumsum(x, 1)), (X,)),
     "associative scan": (recurrence, (X.reshape(8, 8, 32), W)),
+    "uneven recurrence": (lambda x: recurrence(jnp.sin(x), jnp.eye(6)), (X[:60].reshape(5, 64, 6)[:, :12],)),
     "embedding and loss": (embedded, (RANDOM.normal(size=(64, 32)).astype(np.float32), TOKENS)),
     "convolution": (convolved, ((W.reshape(2, 2, 16, 16)), RANDOM.normal(size=(16, 8, 8, 16)).astype(np.float32))),
     "ragged dot": (lax.ragged_dot, (X, STACK[:4], np.array([16, 8, 24, 16], np.int32))),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -217,32 +216,36 @@ def custom(s: Scope) -> bool:
     operands, program = found
     kind = s.choose(["jvp", "vjp", "vjp, optimised", "vjp, static argument"])
 
-    def fn(x: Any, *rest: Any) -> Any:
-        def plainly(x: Any) -> Any:
-            return energy(program(x, *rest))
+    def plainly(x: Any, *rest: Any) -> Any:
+        return energy(program(x, *rest))
 
+    slope = jax.grad(plainly)
+
+    def fn(x: Any, *rest: Any) -> Any:
+        nothing = (None,) * len(rest)
         if kind == "jvp":
             own = jax.custom_jvp(plainly)
-            own.defjvp(
-                lambda primals, tangents: (plainly(*primals), 2 * jax.jvp(plainly, primals, tangents)[1])
-            )
-            return jnp.tanh(jax.value_and_grad(own)(x)[1])
+
+            def doubled(primals: Any, tangents: Any) -> Any:
+                along = jax.jvp(lambda x: plainly(x, *primals[1:]), primals[:1], tangents[:1])[1]
+                return plainly(*primals), 2 * along
+
+            own.defjvp(doubled)
+            return jnp.tanh(jax.grad(own)(x, *rest))
         if kind == "vjp, static argument":
-            static = functools.partial(jax.custom_vjp, nondiff_argnums=(0,))(
-                lambda factor, x: factor * plainly(x)
-            )
+            static = jax.custom_vjp(lambda factor, *xs: factor * plainly(*xs), nondiff_argnums=(0,))
             static.defvjp(
-                lambda factor, x: (factor * plainly(x), x),
-                lambda factor, x, g: (factor * g * jax.grad(plainly)(x),),
+                lambda factor, *xs: (factor * plainly(*xs), xs),
+                lambda factor, xs, g: (factor * g * slope(*xs), *nothing),
             )
-            return jnp.tanh(jax.grad(lambda x: static(3, x))(x))
-        own = jax.custom_vjp(plainly)
-        own.defvjp(
-            lambda x: (plainly(x), x),
-            lambda x, g: (2 * g * jax.grad(plainly)(x),),
+            return jnp.tanh(jax.grad(lambda x: static(3, x, *rest))(x))
+        kept = jax.custom_vjp(plainly)
+        kept.defvjp(
+            lambda *xs: (plainly(*xs), xs),
+            lambda xs, g: (2 * g * slope(*xs), *nothing),
             optimize_remat="optimised" in kind,
         )
-        return own(x) + jnp.tanh(jax.grad(own)(x))
+        return kept(x, *rest) + jnp.tanh(jax.grad(kept)(x, *rest))
 
     return s.add(f"custom {kind} {program}", fn, *operands)
 
