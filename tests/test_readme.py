@@ -24,10 +24,9 @@ def without_prices(line: str) -> str:
     return " ".join(re.sub(r"<?[\d.]+ (s|ms|us|ns|%|B|KiB|MiB|GiB)(?!\w)", "", line).split())
 
 
-def test_the_example_runs_and_prints_what_the_readme_shows(tmp_path: Path) -> None:
-    code, shown = blocks("Example")
-    assert len([line for line in code.splitlines() if line.strip()]) <= 12
-    path = tmp_path / "example.py"
+def output_of(code: str, folder: Path) -> str:
+    """What `code` prints as a program of its own, over eight forced host devices."""
+    path = folder / "example.py"
     path.write_text(code, encoding="utf-8")
     environment = {
         **os.environ,
@@ -37,10 +36,23 @@ def test_the_example_runs_and_prints_what_the_readme_shows(tmp_path: Path) -> No
     }
     run = subprocess.run(
         [sys.executable, "-W", "error", str(path)],
-        env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=600,
+        env=environment, cwd=folder, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
-    printed = [without_prices(line) for line in run.stdout.splitlines()]
+    return run.stdout
+
+
+def test_the_kernel_is_cut_as_the_readme_says(tmp_path: Path) -> None:
+    (code,) = blocks("Kernels")
+    printed = output_of(code, tmp_path).strip()
+    assert printed.startswith("P") and f"prints `{printed}`" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_example_runs_and_prints_what_the_readme_shows(tmp_path: Path) -> None:
+    code, shown = blocks("Example")
+    assert len([line for line in code.splitlines() if line.strip()]) <= 12
+    output = output_of(code, tmp_path)
+    printed = [without_prices(line) for line in output.splitlines()]
     wanted = [without_prices(line) for line in shown.splitlines()]
     assert len(wanted) > 10
     # "..." stands for lines left out; the rest must come in this order, and all of it between two "..."
@@ -51,7 +63,7 @@ def test_the_example_runs_and_prints_what_the_readme_shows(tmp_path: Path) -> No
             skipped = True
             continue
         if skipped:
-            assert line in printed[position:], f"the README shows {line!r}; printed was:\n{run.stdout}"
+            assert line in printed[position:], f"the README shows {line!r}; printed was:\n{output}"
             position = printed.index(line, position)
         assert printed[position] == line, f"README: {line!r}; printed: {printed[position]!r}"
         position += 1

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from ..ir import Graph, Site
+from ..ir import Graph, Op, Site
 from ..plans import Constraint
-from ..sharding import NONE, UNREDUCED, Layout, reshard_path
+from ..sharding import NONE, UNREDUCED, Layout, reshard_path, runs_locally
+from .kernels import LOCAL
 from .order import Orders
 
 
@@ -25,6 +26,7 @@ def planned_constraints(
 ) -> tuple[Constraint, ...]:
     """Pins where the plan communicates: pending sums are finished where they arise, operands resharded where read.
 
+    Operations that run in a `shard_map` of their own have all their operands and results written down, as its specs.
     A loop's carry and stacked results are pinned too: they have one layout for the whole loop, which propagation
     would take from whichever end it reaches first.
     """
@@ -61,7 +63,36 @@ def planned_constraints(
         for step in reshard_path(finished(at_maker), row):
             layout = orders.on_the_way(value, index, position, step, len(graph.values[value].shape))
             pin(op.sites[position], layout, value, op.source, op.primitive, "reshard")
-    return tuple(pins.values())
+    return (*pins.values(), *_local_specs(graph, values, reads, orders))
+
+
+def _local_specs(
+    graph: Graph,
+    values: Mapping[int, np.ndarray],
+    reads: Mapping[tuple[int, int], np.ndarray],
+    orders: Orders,
+) -> list[Constraint]:
+    specs: list[Constraint] = []
+
+    def add(op: Op, site: Site | None, kind: str, index: int, position: int, row: np.ndarray, value: int) -> None:
+        shape = graph.values[value].shape
+        if site is not None and shape:
+            layout = orders.layout(kind, index, position, row, len(shape))
+            specs.append(
+                Constraint(
+                    site=site, layout=layout, source=op.source, primitive=op.primitive, shape=shape, why=LOCAL
+                )
+            )
+
+    for op in graph.ops:
+        if runs_locally(op.primitive):
+            for position, value in enumerate(op.operands):
+                row = reads[op.index, position]
+                add(op, op.sites[position], "read", op.index, position, row, value)
+            for value in op.results:
+                if value in values:
+                    add(op, graph.values[value].site, "value", value, 0, values[value], value)
+    return specs
 
 
 def pin_values(

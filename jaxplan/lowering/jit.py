@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from ..ir import Graph, Site, Traced
 from ..plans import Constraint
 from ..sharding import Layout
+from .kernels import local_layouts
 from .replay import Replay
 
 SCOPE = "jaxplan"
@@ -40,7 +41,7 @@ def planned_function(
     pins: dict[Site, tuple[NamedSharding, ...]] = {}
     for constraint in constraints:
         pins[constraint.site] = (*pins.get(constraint.site, ()), sharding_of(mesh, constraint.layout))
-    replay = Replay(pins, scopes_of(traced.graph))
+    replay = Replay(pins, scopes_of(traced.graph), mesh, local_layouts(constraints))
 
     def run(*leaves: Any) -> list[Any]:
         return replay.run(traced.jaxpr, traced.consts, leaves)

@@ -10,6 +10,8 @@ from jax.sharding import NamedSharding
 
 from .._jax import Literal, as_closed, equation_context
 from ..ir import Site, call_of
+from ..sharding import Layout, runs_locally
+from .kernels import run_locally
 
 Pins = Mapping[Site, tuple[NamedSharding, ...]]
 """Sharding constraints by place; several at one place are applied one after another."""
@@ -24,11 +26,20 @@ class Replay:
     Args:
       pins: what to constrain where.
       scopes: (frame, equation) -> the name of its `jax.named_scope`.
+      mesh, layouts: for operations that run in a `shard_map` of their own, see `kernels`.
     """
 
-    def __init__(self, pins: Pins, scopes: Mapping[tuple[tuple[int, ...], int], str]) -> None:
+    def __init__(
+        self,
+        pins: Pins,
+        scopes: Mapping[tuple[tuple[int, ...], int], str],
+        mesh: Any,
+        layouts: Mapping[Site, Layout],
+    ) -> None:
         self._pins = pins
         self._scopes = scopes
+        self._mesh = mesh
+        self._layouts = layouts
 
     def run(
         self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any], frame: tuple[int, ...] = ()
@@ -48,7 +59,7 @@ class Replay:
             ]
             scope = self._scopes.get((frame, position), "")
             with equation_context(eqn, scope):
-                results = self._equation(eqn, position, operands, frame)
+                results = self._equation(eqn, position, operands, frame, scope)
             for i, (var, result) in enumerate(zip(eqn.outvars, results, strict=True)):
                 env[var] = self._pin(Site(frame, "result", position, i), result)
         return [self._pin(Site(frame, "leave", -1, i), read(atom)) for i, atom in enumerate(jaxpr.outvars)]
@@ -59,7 +70,7 @@ class Replay:
         return value
 
     def _equation(
-        self, eqn: Any, position: int, operands: list[Any], frame: tuple[int, ...]
+        self, eqn: Any, position: int, operands: list[Any], frame: tuple[int, ...], scope: str
     ) -> Sequence[Any]:
         name, params = eqn.primitive.name, eqn.params
         inner = (*frame, position)
@@ -78,6 +89,8 @@ class Replay:
             changed = {
                 "branches": tuple(self._body(b, (*inner, i)) for i, b in enumerate(params["branches"]))
             }
+        elif runs_locally(name):
+            return run_locally(eqn, operands, frame, position, self._mesh, self._layouts, scope)
         else:
             results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(params))
             return results if eqn.primitive.multiple_results else [results]

@@ -47,7 +47,8 @@ class Constraint:
     Attributes:
       site: where in the nested jaxpr; layout: what is pinned; source: the user's line; primitive: the
       operation whose operand or result it is; why: "reshard" (planned communication), "sum" (a pending sum is
-      finished here) or "propagation" (the partitioner would have chosen otherwise by itself).
+      finished here), "propagation" (the partitioner would have chosen otherwise by itself) or "local" (a spec of the
+      `shard_map` that a kernel runs in; `layout` then holds its pending sums, finished inside).
     """
 
     site: Site

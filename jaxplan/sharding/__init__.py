@@ -15,8 +15,10 @@ from .rule import OpShapes as OpShapes
 from .rule import Rule as Rule
 from .rule import RuleBuilder as RuleBuilder
 from .rule import parse_rule as parse_rule
+from .rules import local_function as local_function
 from .rules import register_rule as register_rule
 from .rules import rule_for as rule_for
+from .rules import runs_locally as runs_locally
 from .spec import NONE as NONE
 from .spec import UNREDUCED as UNREDUCED
 from .spec import Layout as Layout

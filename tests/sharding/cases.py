@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import pallas as pl
 from jax.experimental.custom_partitioning import custom_partitioning
 
 _RANDOM = np.random.default_rng(0)
@@ -410,6 +411,14 @@ _scaled_product.def_partition(
     reduction_factors=("k",),
 )  # fmt: skip
 case("custom_partitioning", "its author's rule", lambda x, y: _scaled_product(x, y, 0.5), _cube, real(16, 4))
+
+
+case(
+    "pallas_call",
+    "copy",
+    lambda x: pl.pallas_call(lambda a, b: b.__setitem__(..., a[...]), out_shape=x, interpret=True)(x),
+    X,
+)
 
 
 def _mapped(x: Any) -> Any:

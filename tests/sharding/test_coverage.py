@@ -42,7 +42,7 @@ WITHOUT_A_RULE = {
         call_exported core_map cudnn_fusion dot_product_attention_bwd dot_product_attention_bwd_wrapper
         dot_product_attention_fp8_bwd dot_product_attention_fp8_bwd_wrapper dot_product_attention_fp8_fwd
         dot_product_attention_fp8_fwd_wrapper dot_product_attention_fwd dot_product_attention_fwd_wrapper
-        inspect_sharding mpmd_map pallas_call scaled_dot scaled_matmul scaled_matmul_wrapper
+        inspect_sharding scaled_dot scaled_matmul scaled_matmul_wrapper
         with_memory_space_constraint""",
     "tokens and shapes of exported programs": """
         after_all create_token dim_as_value dimension_size shape_assertion""",

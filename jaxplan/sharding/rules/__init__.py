@@ -15,10 +15,12 @@ from . import random as _random
 from . import reduction as _reduction
 from . import shape as _shape
 from .registry import RuleFunction as RuleFunction
+from .registry import local_function as local_function
 from .registry import named_unknown as named_unknown
 from .registry import register_rule as register_rule
 from .registry import registered as registered
 from .registry import rule_for as rule_for
+from .registry import runs_locally as runs_locally
 
 FAMILIES = (
     _collective,

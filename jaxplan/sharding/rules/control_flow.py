@@ -47,6 +47,12 @@ def platform_index(op: OpShapes) -> Rule:
     return replicated(op)
 
 
+@register("pallas_call")
+def kernel(op: OpShapes) -> Rule:
+    """Everything whole: a kernel is written for its shapes; `register_rule(..., local=...)` cuts what calls it."""
+    return replicated(op, note="a kernel that can't be cut: replicated")
+
+
 @register("pure_callback", "io_callback", "debug_callback", "debug_print", "ffi_call")
 def outside(op: OpShapes) -> Rule:
     """Everything whole: what the called code does with its arrays is not known."""

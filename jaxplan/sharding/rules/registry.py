@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ...errors import RuleError
 from ..rule import OpShapes, Rule, RuleBuilder, parse_rule
@@ -12,7 +12,12 @@ from ..rule import OpShapes, Rule, RuleBuilder, parse_rule
 RuleFunction = Callable[[OpShapes], Rule | str]
 """From an operation's shapes to its rule, or to the rule's text in Shardy's notation."""
 
-_RULES: dict[str, RuleFunction] = {}  # the one global that may grow after import, by `register_rule` alone
+LocalFunction = Callable[..., Any]
+"""From one device's pieces of an operation's operands, and its parameters by name, to the piece of its results."""
+
+# The two globals that may grow after import, by `register_rule` alone.
+_RULES: dict[str, RuleFunction] = {}
+_LOCAL: dict[str, LocalFunction | None] = {"pallas_call": None}
 
 
 _Function = TypeVar("_Function", bound=RuleFunction)
@@ -38,16 +43,23 @@ def register(*primitives: str) -> Callable[[_Function], _Function]:
     return add
 
 
-def register_rule(primitive: str, fn: RuleFunction) -> None:
+def register_rule(primitive: str, fn: RuleFunction, *, local: LocalFunction | None = None) -> None:
     """Give a primitive a rule, or replace the one it has; for primitives of one's own.
+
+    XLA cuts what a primitive is lowered to by itself, but no kernel (Pallas, ffi, custom calls): there it gathers the
+    operands, or refuses.  With `local` the planned step runs the operation in a `jax.shard_map` instead, on the pieces
+    that the plan gives each device.
 
     Args:
       primitive: the name, as a jaxpr prints it.
       fn: from `OpShapes` to a `Rule` (see `RuleBuilder`) or to Shardy's notation, such as
         `"([i,k],[k,j])->([i,j]) reduction={k}"`.
+      local: what one device does: called with its pieces of the operands, and the equation's parameters by name, it
+        returns the piece of the result (a sequence, where the primitive has several).  Pieces over reduction factors
+        are summed by jaxplan.
 
     Raises:
-      RuleError: `primitive` is not a name or `fn` can't be called.
+      RuleError: `primitive` is not a name, or `fn` or `local` can't be called.
     """
     if not isinstance(primitive, str) or not primitive:
         raise RuleError(f"register_rule: {primitive!r} is no primitive's name; give the one a jaxpr prints")
@@ -56,7 +68,25 @@ def register_rule(primitive: str, fn: RuleFunction) -> None:
             f"register_rule: the rule of `{primitive}` is {fn!r}; give a function from OpShapes to a Rule "
             "or to its text"
         )
+    if local is not None and not callable(local):
+        raise RuleError(
+            f"register_rule: local of `{primitive}` is {local!r}; give a function from the pieces of the operands to "
+            "the piece of the result"
+        )
     _RULES[primitive] = fn
+    _LOCAL.pop(primitive, None)
+    if local is not None:
+        _LOCAL[primitive] = local
+
+
+def runs_locally(primitive: str) -> bool:
+    """Whether the planned step runs this primitive in a `shard_map`: XLA could not cut, nor even take, it otherwise."""
+    return primitive in _LOCAL
+
+
+def local_function(primitive: str) -> LocalFunction | None:
+    """What one device does; None: the primitive itself, whose rule keeps everything whole."""
+    return _LOCAL[primitive]
 
 
 def registered() -> frozenset[str]:

@@ -1,0 +1,66 @@
+"""Operations that run in a `shard_map` of their own: kernels, which XLA's partitioner neither cuts nor always takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from ..ir import Site
+from ..plans import Constraint
+from ..sharding import Layout, local_function
+
+LOCAL = "local"
+"""`Constraint.why` of the layouts of such an operation: its specs."""
+
+
+def local_layouts(constraints: Iterable[Constraint]) -> dict[Site, Layout]:
+    """The planned layout of every operand and result of such operations, pending sums included."""
+    return {c.site: c.layout for c in constraints if c.why == LOCAL}
+
+
+def run_locally(
+    eqn: Any,
+    operands: Sequence[Any],
+    frame: tuple[int, ...],
+    position: int,
+    mesh: Any,
+    layouts: Mapping[Site, Layout],
+    scope: str,
+) -> list[Any]:
+    """The results of equation `position` of `frame`, each device's piece made from its pieces of the operands.
+
+    Sums that its results leave pending are finished inside, under the name `scope`; what has no layout (numbers) is
+    whole.
+    """
+    own = local_function(eqn.primitive.name)
+    params = dict(eqn.params) if own is not None else eqn.primitive.get_bind_params(eqn.params)
+    several = eqn.primitive.multiple_results
+
+    def layout(kind: str, i: int) -> Layout | None:
+        return layouts.get(Site(frame, kind, position, i))
+
+    def spec(kind: str, i: int) -> PartitionSpec:
+        found = layout(kind, i)
+        return PartitionSpec() if found is None else found.spec()
+
+    def piece(*pieces: Any) -> list[Any]:
+        made = (own or eqn.primitive.bind)(*pieces, **params)
+        finished = []
+        for i, result in enumerate(made if several else [made]):
+            found = layout("result", i)
+            pending = found.unreduced if found is not None else ()
+            with jax.named_scope(scope):  # a shard_map begins a new stack of names
+                finished.append(jax.lax.psum(result, pending) if pending else result)
+        return finished
+
+    mapped = jax.shard_map(
+        piece,
+        mesh=mesh,
+        in_specs=tuple(spec("operand", i) for i in range(len(operands))),
+        out_specs=[spec("result", i) for i in range(len(eqn.outvars))],
+        check_vma=False,  # what a kernel does with its pieces is its author's word
+    )
+    return list(mapped(*operands))
