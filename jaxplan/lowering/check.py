@@ -2,9 +2,9 @@
 
 No plan is returned unchecked: the planned step is lowered, Shardy's own passes propagate its shardings and insert
 its collectives, and those are what the plan reports.  A layout that differs without communicating is the
-partitioner's good right; one that costs a collective is pinned.  So is one that cuts what a rule keeps whole: Shardy cuts slices, pads and
-windows where it likes and leaves it to XLA to exchange their edges, which is communication that no pass shows, and
-which XLA gets wrong where pieces are uneven.
+partitioner's good right; one that costs a collective is pinned.  So is one that cuts what a rule keeps whole: Shardy
+cuts slices, pads and windows where it likes and leaves it to XLA to exchange their edges, which is communication that
+no pass shows, and which XLA gets wrong where pieces are uneven.
 """
 
 from __future__ import annotations
