@@ -47,7 +47,8 @@ def agreed_plan(
 ) -> Plan:
     """`make()`, or on all processes but the first of the mesh the plan that the first one made.
 
-    A mesh of one process, or one that this process has no device of, is planned for here alone.
+    A mesh of one process, or one that this process has no device of, is planned for here alone; so is a compile-only
+    mesh of several hosts where there is one process.
 
     Args:
       settings: what else the plan depends on, in words that are the same in every process.
@@ -58,7 +59,7 @@ def agreed_plan(
       Any JaxplanError of `make`, on all of them.
     """
     processes, me = processes_of(target.mesh), jax.process_index()
-    if len(processes) < 2 or me not in processes:
+    if len(processes) < 2 or me not in processes or jax.process_count() < 2:
         return make()
     board = _Board(target.mesh, processes, me)
     board.compare(_subject(traced, target, settings), traced.name)
