@@ -47,7 +47,7 @@ def platform_index(op: OpShapes) -> Rule:
     return replicated(op)
 
 
-@register("pallas_call")
+@register("pallas_call", "tpu_custom_call")
 def kernel(op: OpShapes) -> Rule:
     """Everything whole: a kernel is written for its shapes; `register_rule(..., local=...)` cuts what calls it."""
     return replicated(op, note="a kernel that can't be cut: replicated")

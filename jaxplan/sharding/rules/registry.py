@@ -17,7 +17,7 @@ LocalFunction = Callable[..., Any]
 
 # The two globals that may grow after import, by `register_rule` alone.
 _RULES: dict[str, RuleFunction] = {}
-_LOCAL: dict[str, LocalFunction | None] = {"pallas_call": None}
+_LOCAL: dict[str, LocalFunction | None] = {"pallas_call": None, "tpu_custom_call": None}
 
 
 _Function = TypeVar("_Function", bound=RuleFunction)
