@@ -73,6 +73,7 @@ def _inputs(traced: Traced, target: Target, best: Candidate, kinds: Sequence[str
         TensorPlan(
             path=leaf.path, shape=leaf.shape, dtype=leaf.dtype, layout=layout, bytes=int(graph.values[v].bytes),
             local_bytes=_local(graph.values[v].bytes, layout, target), alias=next_of.get(i, ""), kind=kinds[i],
+            donated=i in graph.donated,
         )
         for i, (leaf, v, layout) in enumerate(zip(traced.inputs, graph.inputs, best.inputs, strict=True))
     )  # fmt: skip
@@ -141,9 +142,21 @@ def _cost(
         termination=best.found.result.termination.value if best.name == "ilp" else "template",
         objective_s=objective_s,
         bound_s=bound_s,
+        flops_by_source=_flops_by_source(traced, best),
         gap=(objective_s - bound_s) / objective_s if objective_s > bound_s else 0.0,
         search_s=search_s,
     )
+
+
+def _flops_by_source(traced: Traced, best: Candidate) -> dict[str, float]:
+    space, found = best.found.space, best.found.result
+    flops: dict[str, float] = {}
+    for node, index in space.node_op.items():
+        op, rule = traced.graph.ops[index], space.rules[index]
+        if rule.matmul:
+            share = float(space.strategies[node].shares[found.assignment[node]])
+            flops[op.source] = flops.get(op.source, 0.0) + rule.flops * share * op.trips
+    return dict(sorted(flops.items()))
 
 
 def _unruled(traced: Traced, model: CostModel, best: Candidate) -> dict[str, tuple[str, float]]:

@@ -1,7 +1,8 @@
 """The commands of `jaxplan`.  What was asked for goes to stdout; progress, messages and errors go to stderr.
 
 Exit codes: 0 done; 1 an error in the user's own code, with its traceback; 2 wrong arguments, an unreadable
-file or any other `JaxplanError`; 130 interrupted; 141 the reader of stdout went away.
+file or any other `JaxplanError`; 3 what was compiled is not what was planned; 130 interrupted; 141 the reader of
+stdout went away.
 
 jax, the planner and the models are imported by the command that needs them, so that the others don't wait.
 """
@@ -16,11 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..errors import JaxplanError
+from ..errors import JaxplanError, MeshError
 from .progress import progress
 
 EXIT_DONE = 0
 EXIT_ERROR = 2
+EXIT_NOT_AS_PLANNED = 3
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 EXIT_READER_GONE = 141  # 128 + SIGPIPE
 
@@ -29,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; argparse's `SystemExit` for `--help` and wrong usage."""
     arguments = command_parser().parse_args(argv)
     try:
-        arguments.command(arguments)
+        code = arguments.command(arguments) or EXIT_DONE
         sys.stdout.flush()
     except KeyboardInterrupt:
         _say("interrupted")
@@ -41,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (JaxplanError, OSError) as error:
         _say(f"{type(error).__name__}: {error}")
         return EXIT_ERROR
-    return EXIT_DONE
+    return code
 
 
 def command_parser() -> argparse.ArgumentParser:
@@ -53,34 +55,16 @@ def command_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     plan = commands.add_parser("plan", help="plan a step and print the plan")
-    plan.add_argument(
-        "step",
-        metavar="MODULE:FUNCTION",
-        help="a function of no arguments that returns (step, shapes); or a step, with --args; "
-        "or module:config of a module with CONFIGS and make_train_step, such as models.gpt:tiny",
-    )
-    plan.add_argument("--args", metavar="MODULE:FUNCTION", help="returns the tuple of the step's arguments")
-    plan.add_argument(
-        "--mesh", type=_mesh_axes, required=True, metavar="AXIS=SIZE,...", help="data=4,model=2"
-    )
-    where = plan.add_mutually_exclusive_group(required=True)
-    where.add_argument("--hardware", metavar="NAME", help="one that `jaxplan hardware` lists")
-    where.add_argument(
-        "--target", metavar="NAME:DIMS", help="devices to compile for: tpu-v5e:2x4 (chips), h100:1x1x8 (slices x "
-        "hosts x devices)",
-    )  # fmt: skip
-    plan.add_argument("--memory", metavar="SIZE", help="budget a device, as 14GiB; default: the profile's")
-    plan.add_argument("--search", metavar="NAME", help="ilp (the default) or a template such as fsdp")
-    plan.add_argument(
-        "--donate",
-        type=_positions,
-        metavar="N,...",
-        help='positions of donated arguments; default: "", and 0 (the state) for module:config',
-    )
+    _add_step(plan, hardware_or_target=True)
     plan.add_argument("--json", type=_output, metavar="FILE", help="save the plan")
     plan.add_argument("--html", type=_output, metavar="FILE", help="write the plan as a page")
     plan.add_argument("--python", type=_output, metavar="FILE", help="write the plan as Python")
     plan.set_defaults(command=_plan)
+
+    verify = commands.add_parser("verify", help="compile a step and lay what was compiled beside its plan")
+    _add_step(verify, hardware_or_target=False)
+    verify.add_argument("--plan", type=Path, metavar="PLAN.json", help="hold it against this plan; default: plan now")
+    verify.set_defaults(command=_verify)
 
     explain = commands.add_parser("explain", help="why a tensor has its spec, and what others would cost")
     explain.add_argument("plan", type=Path, metavar="PLAN.json")
@@ -99,6 +83,37 @@ def command_parser() -> argparse.ArgumentParser:
     models = commands.add_parser("models", help="what `plan` can plan of the package `models` found here")
     models.set_defaults(command=_models)
     return parser
+
+
+def _add_step(parser: argparse.ArgumentParser, *, hardware_or_target: bool) -> None:
+    """The arguments that name a step, where it is to run, and how it is planned."""
+    parser.add_argument(
+        "step",
+        metavar="MODULE:FUNCTION",
+        help="a function of no arguments that returns (step, shapes); or a step, with --args; "
+        "or module:config of a module with CONFIGS and make_train_step, such as models.gpt:tiny",
+    )
+    parser.add_argument("--args", metavar="MODULE:FUNCTION", help="returns the tuple of the step's arguments")
+    parser.add_argument(
+        "--mesh", type=_mesh_axes, required=True, metavar="AXIS=SIZE,...", help="data=4,model=2"
+    )
+    where = parser.add_mutually_exclusive_group(required=hardware_or_target)
+    if hardware_or_target:
+        where.add_argument("--hardware", metavar="NAME", help="one that `jaxplan hardware` lists")
+    where.add_argument(
+        "--target",
+        metavar="NAME:DIMS",
+        help="devices to compile for: tpu-v5e:2x4 (chips), h100:1x1x8 (slices x hosts x devices)"
+        + ("" if hardware_or_target else "; default: this machine's own, forced host devices where it has too few"),
+    )
+    parser.add_argument("--memory", metavar="SIZE", help="budget a device, as 14GiB; default: the profile's")
+    parser.add_argument("--search", metavar="NAME", help="ilp (the default) or a template such as fsdp")
+    parser.add_argument(
+        "--donate",
+        type=_positions,
+        metavar="N,...",
+        help='positions of donated arguments; default: "", and 0 (the state) for module:config',
+    )
 
 
 class _ShowVersion(argparse.Action):
@@ -158,6 +173,51 @@ def _mesh(arguments: argparse.Namespace) -> Any:
     if arguments.target is None:
         return jax.sharding.AbstractMesh(tuple(arguments.mesh.values()), tuple(arguments.mesh))
     return jaxplan.target(arguments.target).mesh(**arguments.mesh)
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    import jaxplan
+
+    from .step_source import load_step
+
+    mesh = _mesh_of_devices(arguments)
+    options: dict[str, Any] = {} if arguments.search is None else {"search": arguments.search}
+    if arguments.plan is not None:
+        options["plan"] = jaxplan.load_plan(arguments.plan)
+    with progress(f"verifying {arguments.step}"):
+        source = load_step(arguments.step, arguments.args)
+        step = jaxplan.auto_shard(
+            source.step,
+            mesh,
+            donate_argnums=source.donate_argnums if arguments.donate is None else arguments.donate,
+            memory_budget=arguments.memory,
+            options=options,
+        )
+        verification = jaxplan.verify(step, *source.shapes)
+    print(verification)
+    return EXIT_DONE if verification.ok else EXIT_NOT_AS_PLANNED
+
+
+def _mesh_of_devices(arguments: argparse.Namespace) -> Any:
+    """The mesh of `--mesh` over the devices of `--target`, or over this machine's."""
+    import math
+
+    import jax
+
+    if arguments.target is not None:
+        _leave_accelerators_alone()
+        return _mesh(arguments)
+    sizes, names = tuple(arguments.mesh.values()), tuple(arguments.mesh)
+    if jax.config.jax_platforms == "cpu" and "device_count" not in os.environ.get("XLA_FLAGS", ""):  # type: ignore[attr-defined]
+        jax.config.update("jax_num_cpu_devices", math.prod(sizes))
+    if math.prod(sizes) > len(jax.devices()):
+        raise MeshError(
+            f"--mesh has {math.prod(sizes)} devices and this machine {len(jax.devices())} "
+            f"({jax.devices()[0].device_kind}): name a --target to compile for, or set JAX_PLATFORMS=cpu for forced "
+            "host devices"
+        )
+    types = (jax.sharding.AxisType.Auto,) * len(sizes)
+    return jax.make_mesh(sizes, names, axis_types=types, devices=jax.devices()[: math.prod(sizes)])
 
 
 def _explain(arguments: argparse.Namespace) -> None:

@@ -102,7 +102,7 @@ def target(name: str) -> CompileTarget:
     )
 
 
-def compiler_options(mesh: Mesh) -> dict[str, str]:
+def compiler_options(mesh: Mesh) -> dict[str, str | bool]:
     """What `Lowered.compile` has to be told for the devices of `mesh`; nothing for real ones."""
     device = mesh.devices.flat[0]
     return dict(_GPU_COMPILER_OPTIONS) if device.platform == "gpu" and is_compile_only(device) else {}

@@ -3,6 +3,13 @@
 from .check import Checked as Checked
 from .check import check as check
 from .constrain import planned_constraints as planned_constraints
+from .hlo import CompiledCollective as CompiledCollective
+from .hlo import Memory as Memory
+from .hlo import compiled_collectives as compiled_collectives
+from .hlo import compiled_memory as compiled_memory
+from .hlo import reused_parameters as reused_parameters
+from .hlo_work import CompiledWork as CompiledWork
+from .hlo_work import compiled_work as compiled_work
 from .jit import lower_flat as lower_flat
 from .jit import planned_function as planned_function
 from .jit import sharding_of as sharding_of

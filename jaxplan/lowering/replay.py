@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -54,19 +55,21 @@ class Replay:
 
         for position, eqn in enumerate(jaxpr.eqns):
             operands = [
-                self._pin(Site(frame, "operand", position, i), read(atom))
+                self._pin(Site(frame, "operand", position, i), read(atom), eqn)
                 for i, atom in enumerate(eqn.invars)
             ]
             scope = self._scopes.get((frame, position), "")
             with equation_context(eqn, scope):
                 results = self._equation(eqn, position, operands, frame, scope)
             for i, (var, result) in enumerate(zip(eqn.outvars, results, strict=True)):
-                env[var] = self._pin(Site(frame, "result", position, i), result)
+                env[var] = self._pin(Site(frame, "result", position, i), result, eqn)
         return [self._pin(Site(frame, "leave", -1, i), read(atom)) for i, atom in enumerate(jaxpr.outvars)]
 
-    def _pin(self, site: Site, value: Any) -> Any:
+    def _pin(self, site: Site, value: Any, eqn: Any = None) -> Any:
         for sharding in self._pins.get(site, ()):
-            value = jax.lax.with_sharding_constraint(value, sharding)
+            # what is moved here is moved for `eqn`: compiled programs then name the user's line, not this one
+            with contextlib.nullcontext() if eqn is None else equation_context(eqn, ""):
+                value = jax.lax.with_sharding_constraint(value, sharding)
         return value
 
     def _equation(

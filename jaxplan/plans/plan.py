@@ -28,6 +28,7 @@ class TensorPlan:
       alias: path of the argument that this result is the next value of (and the other way round), or "".
       kind: "parameter", "optimizer", "state" (comes back, neither of the two), "batch" (an argument that does
         not come back) or "result".
+      donated: the caller gives this argument's buffer away; never so for a result.
     """
 
     path: str
@@ -38,6 +39,7 @@ class TensorPlan:
     local_bytes: int
     alias: str = ""
     kind: str = "batch"
+    donated: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +99,8 @@ class PlanCost:
       termination: "optimal", "feasible", "time_limit", "interrupted" or "template"; bound_s: no plan of the
         model's space is faster than this; gap: (objective - bound) / objective; objective_s: the search's own
         objective of the chosen plan.
+      flops_by_source: arithmetic of matrix products and convolutions that one device does in a step, by the line of
+        the program that they stand in.
       search_s: wall time of the search; not kept in files.
     """
 
@@ -114,6 +118,7 @@ class PlanCost:
     objective_s: float
     bound_s: float
     gap: float
+    flops_by_source: Mapping[str, float] = field(default_factory=dict)
     search_s: float = 0.0
 
 

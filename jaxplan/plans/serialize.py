@@ -5,7 +5,7 @@
      "inputs": [                one leaf a line
       {"alias": "", ...},
      ...
-     "schema_version": 1
+     "schema_version": 2
     }
 
 Keys are sorted, floats are written by `repr` (so they come back exactly), the file ends with a newline.
@@ -30,7 +30,7 @@ from .codec import decode, encode
 from .plan import Plan
 from .trees import Structure, UnknownNodes, count_leaves, faults_of, structure_of, treedef_of
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Raised by one whenever the meaning of a field changes, or a field comes or goes."""
 
 _SKIPPED = frozenset({"Plan.mesh", "Plan.in_tree", "Plan.out_tree", "PlanCost.search_s"})
@@ -172,6 +172,11 @@ def _document(text: str, path: str) -> dict[str, Any]:
     if version < 1:
         raise PlanFileError(
             f"{path}: `schema_version` {version} never was; the first is 1. Plan again and save"
+        )
+    if version < SCHEMA_VERSION:
+        raise PlanFileError(
+            f"{path}: written by an older jaxplan (schema {version}; this one reads {SCHEMA_VERSION}): plan again and "
+            "save"
         )
     del document["schema_version"]
     return document

@@ -158,6 +158,40 @@ def test_the_plan_goes_to_stdout_and_files_and_what_was_written_to_stderr(
     assert [Path(name).read_text() for name in ("p.json", "p.html", "p.py")] == ["json", "html", "python"]
 
 
+@pytest.mark.parametrize(("ok", "code"), [(True, 0), (False, 3)])
+def test_verify_compiles_for_devices_and_exits_with_its_verdict(
+    recorder: Recorder,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    mesh_4x2: Any,
+    ok: bool,
+    code: int,
+) -> None:
+    class Verdict:
+        def __init__(self) -> None:
+            self.ok = ok
+
+        def __str__(self) -> str:
+            return "the verdict"
+
+    seen: list[Any] = []
+    monkeypatch.setattr(jaxplan, "auto_shard", lambda step, mesh, **settings: (step.__name__, mesh, settings))
+    monkeypatch.setattr(jaxplan, "verify", lambda *args: seen.extend(args) or Verdict())
+    command = ["verify", "steps_here:factory", "--mesh", "data=4,model=2", "--search", "fsdp", "--donate", "0"]
+    assert main(command) == code
+    assert capsys.readouterr().out == "the verdict\n"
+    (name, mesh, settings), weights, batch = seen
+    assert (name, weights.shape, batch.shape) == ("step", (4,), (8,))
+    assert mesh.devices.shape == (4, 2)
+    assert settings == {"donate_argnums": (0,), "memory_budget": None, "options": {"search": "fsdp"}}
+
+
+@pytest.mark.usefixtures("recorder")
+def test_verify_needs_as_many_devices_as_the_mesh_has(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "steps_here:factory", "--mesh", "data=64"]) == 2
+    assert "this machine 8" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("recorder")
 def test_explain_and_diff_read_plan_files(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "a.json", "state/params/kernel"]) == 0

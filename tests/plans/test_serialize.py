@@ -94,10 +94,11 @@ def test_a_file_cut_short_anywhere_is_named_as_such(length: int) -> None:
         ("hello", r"p\.json: not a plan file: line 1, column 1 is not JSON"),
         ("[1, 2]", r"p\.json: JSON, but not a plan file: it has no `schema_version`"),
         (
-            edited(schema_version=2),
-            r"p\.json: written by a newer jaxplan \(schema 2; this one reads up to 1\)",
+            edited(schema_version=3),
+            r"p\.json: written by a newer jaxplan \(schema 3; this one reads up to 2\)",
         ),
         (edited(schema_version=0), r"`schema_version` 0 never was"),
+        (edited(schema_version=1), r"written by an older jaxplan \(schema 1; this one reads 2\): plan again"),
         (edited(schema_version=True), "no `schema_version`"),
         (edited(budget_bytes="16GiB"), r"  budget_bytes: must be a whole number, is '16GiB'"),
         (edited(axes=[["data", 4, 1]]), r"  axes\[0\]: must be a list of 2"),

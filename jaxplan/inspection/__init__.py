@@ -1,0 +1,9 @@
+"""What was compiled, or written by hand, laid beside what the planner promises."""
+
+from __future__ import annotations
+
+from .compare import Tolerances as Tolerances
+from .findings import Finding as Finding
+from .findings import Quantity as Quantity
+from .findings import Verification as Verification
+from .verify import verify as verify

@@ -1,0 +1,198 @@
+"""Which planned collective a compiled one is, and what is left on either side.
+
+A compiler may combine collectives, split them, move them out of loops, put a reduce_scatter and an all_gather in an
+all_reduce's place (or the other way round), sum before it reduces, send in another type, or send one piece at a time
+around a ring while it multiplies.  So collectives are matched in rounds, each looser than the one before, and always
+over the same mesh axes; every run of every tensor is matched once at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ..cost import collective_wire_bytes
+from ..lowering import CompiledCollective
+from ..plans import PlannedCollective
+from ..sharding import MeshAxes
+
+_EQUAL = 0.02
+"""Padding changes a buffer's size by less."""
+_RING = (0.45, 1.35)
+"""Bytes that the permutes of a ring send, as a share of those of the collective that they make up: a ring of n devices
+sends n - 1 or n times one part in n; where both directions are used, each direction does half."""
+
+
+@dataclass(kw_only=True)
+class Part:
+    """One tensor of a collective, with how many of its runs are still unmatched.
+
+    Attributes:
+      kind, axes, bytes: as of a collective; sources: its lines, innermost first; where: what to call it.
+      together_bytes: of all the tensors that the same collective moves: they share its start.
+      trips: runs in a step; left: those of them that are not matched yet.
+      notes: how it was matched, where not as it is.
+    """
+
+    kind: str
+    axes: frozenset[str]
+    names: tuple[str, ...]
+    bytes: int
+    together_bytes: int
+    trips: float
+    sources: tuple[str, ...]
+    where: str
+    left: float
+    notes: list[str] = field(default_factory=list)
+
+    def wire_bytes(self, axes: MeshAxes) -> float:
+        """Bytes that one device sends for the unmatched runs."""
+        return float(collective_wire_bytes(self.kind, self.bytes, self.sizes(axes))) * self.left
+
+    def sizes(self, axes: MeshAxes) -> list[int]:
+        """Devices along each of the axes; of part of an axis its own, of unknown groups the whole mesh."""
+        known = dict(axes)
+        if self.names == ("?",):
+            return list(known.values())
+        return [int(n.partition(")")[2]) if ":" in n else known[n] for n in self.names]
+
+
+def planned_parts(collectives: Iterable[PlannedCollective], axes: MeshAxes) -> list[Part]:
+    """The plan's collectives; an axis of one device takes no part."""
+    sizes = dict(axes)
+    return [
+        Part(
+            kind=c.kind, axes=frozenset(a for a in c.axes if sizes.get(a) != 1), names=c.axes, bytes=c.bytes,
+            together_bytes=c.bytes, trips=c.trips, sources=(c.where,),
+            where=f"{c.primitive} at {c.where}".removeprefix(" at "), left=c.trips,
+        )
+        for c in collectives
+    ]  # fmt: skip
+
+
+def compiled_parts(collectives: Iterable[CompiledCollective]) -> list[Part]:
+    """The compiled collectives, each tensor of a combined one by itself."""
+    return [
+        Part(
+            kind=c.kind, axes=frozenset(c.axes), names=c.axes, bytes=size, together_bytes=c.bytes, trips=c.trips,
+            sources=c.sources,
+            where=c.sources[0] if c.sources else c.op_name or "no line of the program", left=c.trips,
+        )
+        for c in collectives
+        for size in c.parts
+    ]  # fmt: skip
+
+
+def match(planned: Sequence[Part], compiled: Sequence[Part], axes: MeshAxes) -> None:
+    """Match in place: afterwards `left` of each part is what the other side doesn't have."""
+    for near in (True, False):  # first what comes from the same line
+        _each(planned, compiled, near, lambda p, c: p.kind == c.kind and _alike(p, c, 1.0), "")
+    _halves(planned, compiled)
+    for scatter in ("reduce_scatter", "all_reduce"):
+        other = "all_reduce" if scatter == "reduce_scatter" else "reduce_scatter"
+        _each(
+            planned,
+            compiled,
+            False,
+            lambda p, c, s=scatter, o=other: (p.kind, c.kind) == (s, o) and _alike(p, c, 1.0),  # type: ignore[misc]
+            f"compiled as {other}",
+        )
+    # a compiler casts before it sends where that is narrower, whoever reads it; wider, only what it can't send
+    for ratio, near, note in ((0.5, True, "half"), (0.5, False, "half"), (2.0, True, "twice")):
+        _each(
+            planned,
+            compiled,
+            near,
+            lambda p, c, r=ratio: p.kind == c.kind and _alike(p, c, r),  # type: ignore[misc]
+            f"sent in a type {note} as wide",
+        )
+    _rings(planned, compiled, axes)
+    _volumes(planned, compiled)
+
+
+def _alike(planned: Part, compiled: Part, ratio: float) -> bool:
+    return abs(compiled.bytes - ratio * planned.bytes) <= _EQUAL * ratio * planned.bytes
+
+
+def _near(planned: Part, compiled: Part) -> bool:
+    return bool(set(planned.sources) & set(compiled.sources))
+
+
+def _each(
+    planned: Sequence[Part],
+    compiled: Sequence[Part],
+    near: bool,
+    fits: Callable[[Part, Part], bool],
+    note: str,
+) -> None:
+    for c in compiled:
+        for p in planned:
+            if c.left > 0 and p.left > 0 and c.axes == p.axes and fits(p, c) and (not near or _near(p, c)):
+                runs = min(c.left, p.left)
+                p.left -= runs
+                c.left -= runs
+                if note:
+                    c.notes.append(note)
+
+
+def _halves(planned: Sequence[Part], compiled: Sequence[Part]) -> None:
+    """A planned all_reduce that was compiled as a reduce_scatter and an all_gather of the whole."""
+    for p in planned:
+        if p.kind != "all_reduce" or p.left <= 0:
+            continue
+        found = {
+            kind: next(
+                (c for c in compiled if c.kind == kind and c.left > 0 and c.axes == p.axes and _alike(p, c, 1.0)), None
+            )
+            for kind in ("reduce_scatter", "all_gather")
+        }  # fmt: skip
+        if found["reduce_scatter"] is None:
+            continue
+        runs = min([p.left, *(c.left for c in found.values() if c is not None)])
+        p.left -= runs
+        for c in found.values():
+            if c is not None:
+                c.left -= runs
+                c.notes.append("half of an all_reduce")
+
+
+def _rings(planned: Sequence[Part], compiled: Sequence[Part], axes: MeshAxes) -> None:
+    """Permutes that pass the pieces of an all_gather or a reduce_scatter around a ring, one after another."""
+    for p in planned:
+        if p.left <= 0 or p.kind not in ("all_gather", "reduce_scatter", "all_reduce"):
+            continue
+        chain = [c for c in compiled if c.kind == "collective_permute" and c.left > 0 and c.axes == p.axes]
+        for group in ([c for c in chain if _near(p, c)], chain):
+            sent = sum(c.wire_bytes(axes) for c in group)
+            if group and _RING[0] <= sent / p.wire_bytes(axes) <= _RING[1]:
+                p.left = 0.0
+                for c in group:
+                    c.left = 0.0
+                    c.notes.append(f"part of a ring that makes up an {p.kind}")
+                break
+
+
+def _volumes(planned: Sequence[Part], compiled: Sequence[Part]) -> None:
+    """Several tensors summed or gathered as one, or one as several: the bytes that are left, by kind, axes and line.
+
+    Never across lines: what came up elsewhere instead of what was planned is a difference worth telling.  But a
+    collective that the compiler made itself, out of several, has no line.
+    """
+    for c in compiled:
+        for p in planned:
+            joins = _near(p, c) or not c.sources
+            if c.left <= 0 or p.left <= 0 or p.axes != c.axes or not joins or _CLASS[p.kind] != _CLASS[c.kind]:
+                continue
+            moved = min(c.bytes * c.left, p.bytes * p.left)
+            c.left = _rest(c.left - moved / c.bytes, c.trips)
+            p.left = _rest(p.left - moved / p.bytes, p.trips)
+            c.notes.append("split or joined")
+
+
+_CLASS = {"reduce_scatter": "reduction", "all_reduce": "reduction", "all_gather": "gather", "all_to_all": "exchange",
+          "collective_permute": "permute", "all_slice": "slice"}  # fmt: skip
+
+
+def _rest(left: float, trips: float) -> float:
+    """What is left, less rounding."""
+    return left if left > 1e-9 * trips else 0.0

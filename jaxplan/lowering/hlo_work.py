@@ -1,0 +1,112 @@
+"""The arithmetic of a compiled program: its matrix products and convolutions, read from HLO text.
+
+FLOPs as XLA's own HloCostAnalysis counts them (xla/service/hlo_cost_analysis.cc, HandleDot and HandleConvolution): two
+for each product that is really needed; where a convolution's window lies on padding or in the gaps of a dilation,
+nothing is counted.  The TPU compiler writes every matrix product as such a convolution.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .hlo_text import Run, Sources, arrays_of, runs
+
+_CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
+# cuBLAS calls keep the dimension numbers of the product that they were made from
+_CALL_CONTRACTED = re.compile(r'"lhs_contracting_dimensions":\[([^\]]*)\]')
+_LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
+_WINDOW = re.compile(r"window=\{([^}]*)\}")
+_GROUPS = re.compile(r"batch_group_count=(\d+)")
+_TARGET = re.compile(r'custom_call_target="([^"]*)"')
+_GEMMS = ("__cublas$", "__cublas$lt$", "__onednn$matmul")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompiledWork:
+    """One matrix product or convolution.
+
+    Attributes:
+      flops: of one run on one device; trips: how often it runs in a step.
+      op_name: the name stack of its operation; sources: its lines, innermost first.
+    """
+
+    flops: float
+    trips: float
+    op_name: str
+    sources: tuple[str, ...]
+
+
+def compiled_work(hlo_text: str, *, while_trips: float = 16.0) -> tuple[CompiledWork, ...] | None:
+    """The products in `compiled.as_text()`, in program order; None where some are hidden in library calls.
+
+    Args:
+      while_trips: iterations of loops whose trip count is unknown.
+    """
+    sources = Sources(hlo_text)
+    found = []
+    for run in runs(hlo_text, while_trips):
+        target = _TARGET.search(run.instruction.rest)
+        if target and target.group(1).startswith("__cudnn$"):
+            return None
+        flops = _flops(run, target.group(1) if target else "")
+        if flops:
+            found.append(
+                CompiledWork(
+                    flops=flops, trips=run.trips, op_name=run.op_name, sources=sources.lines(run.frame)
+                )
+            )
+    return tuple(found)
+
+
+def _flops(run: Run, target: str) -> float:
+    instruction = run.instruction
+    if instruction.opcode == "convolution":
+        return _convolution(run)
+    if instruction.opcode == "dot":
+        contracted = _CONTRACTED.search(instruction.rest)
+    elif target.startswith(_GEMMS):
+        contracted = _CALL_CONTRACTED.search(instruction.rest)
+    else:
+        return 0.0
+    ((_, lhs), *_) = arrays_of(run.siblings[instruction.operands[0]].type)
+    ((_, result), *_) = arrays_of(instruction.type)
+    numbers = contracted.group(1).replace('"', "") if contracted else ""
+    return 2.0 * math.prod(result) * math.prod(lhs[int(d)] for d in numbers.split(",") if d)
+
+
+def _convolution(run: Run) -> float:
+    types = [*(run.siblings[name].type for name in run.instruction.operands[:2]), run.instruction.type]
+    labels = _LABELS.search(run.instruction.rest)
+    assert labels is not None
+    written = _WINDOW.search(run.instruction.rest)
+    window = dict(entry.split("=") for entry in written.group(1).split()) if written else {}
+    spatial = sorted(label for label in labels.group(3) if label.isdigit())
+    lhs, rhs, result = (
+        dict(zip(names, arrays_of(text)[0][1], strict=True))
+        for names, text in zip(labels.groups(), types, strict=True)
+    )
+    groups = _GROUPS.search(run.instruction.rest)
+    pairs = 1.0
+    for position, label in enumerate(spatial):
+        pairs *= _needed_pairs(lhs[label], rhs[label], result[label], window, position)
+    batch = lhs["b"] / (int(groups.group(1)) if groups else 1)
+    return 2.0 * rhs["i"] * result["f"] * batch * pairs
+
+
+def _needed_pairs(length: int, kernel: int, results: int, window: Mapping[str, str], position: int) -> int:
+    """Pairs of a result and a place of the kernel where, along one dimension, there is something to multiply."""
+
+    def number(key: str, otherwise: str) -> int:
+        return int(window.get(key, "x".join([otherwise] * (position + 1))).split("x")[position])
+
+    padding: Sequence[str] = window["pad"].split("x") if "pad" in window else ()
+    before = int(padding[position].split("_")[0]) if padding else 0
+    step, dilation = number("stride", "1"), number("lhs_dilate", "1")
+    places = np.arange(results)[:, None] * step - before + np.arange(kernel)[None, :] * number("rhs_dilate", "1")
+    inside = (places >= 0) & (places <= (length - 1) * dilation) & (places % dilation == 0)
+    return int(inside.sum())
