@@ -23,5 +23,7 @@ from .inspection import verify as verify
 from .plans import Plan as Plan
 from .plans import load_plan as load_plan
 from .sharding import register_rule as register_rule
+from .simulator import Timeline as Timeline
+from .simulator import simulate as simulate
 
 __version__ = "0.1.0"

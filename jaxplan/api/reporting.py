@@ -15,6 +15,7 @@ from ..sharding import Layout, layout_of_places, pieces, places_of_layout
 from ..units import format_seconds
 from .meshes import Target
 from .options import Options
+from .schedule import planned_tasks
 
 _WORTH_TELLING = 0.002
 """Share of the step below which an unplanned collective is listed with the others but not warned of."""
@@ -48,6 +49,10 @@ def finished_plan(
         alternatives=_alternatives(traced, target, best, pipeline.budget_bytes),
         templates=dict(sorted(templates.items())),
         unruled_s={primitive: seconds for primitive, (_, seconds) in sorted(unruled.items())},
+        tasks=planned_tasks(
+            traced.graph, best.found.decision.compute_s, best.checked.collectives, pipeline.model,
+            best.found.memory.curve,
+        ),
         search=best.name,
         jax_version=jax.__version__,
         mesh=target.mesh,

@@ -76,6 +76,12 @@ def command_parser() -> argparse.ArgumentParser:
     diff.add_argument("after", type=Path, metavar="B.json")
     diff.set_defaults(command=_diff)
 
+    simulate = commands.add_parser("simulate", help="the timeline of a saved plan: what runs when, and what waits")
+    simulate.add_argument("plan", type=Path, metavar="PLAN.json")
+    simulate.add_argument("--svg", type=_output, metavar="FILE", help="draw it")
+    simulate.add_argument("--trace", type=_output, metavar="FILE", help="write it for ui.perfetto.dev")
+    simulate.set_defaults(command=_simulate)
+
     hardware = commands.add_parser("hardware", help="the hardware profiles, or one with its sources")
     hardware.add_argument("name", nargs="?", metavar="NAME", help="a profile, or the path of a .toml file")
     hardware.set_defaults(command=_hardware)
@@ -230,6 +236,20 @@ def _diff(arguments: argparse.Namespace) -> None:
     import jaxplan
 
     print(jaxplan.load_plan(arguments.before).diff(jaxplan.load_plan(arguments.after)))
+
+
+def _simulate(arguments: argparse.Namespace) -> None:
+    import jaxplan
+
+    timeline = jaxplan.simulate(jaxplan.load_plan(arguments.plan))
+    # the files first: a reader of stdout that goes away takes none of them along
+    if arguments.svg:
+        timeline.to_svg(arguments.svg)
+        _say(f"drew {arguments.svg}")
+    if arguments.trace:
+        timeline.to_trace(arguments.trace)
+        _say(f"wrote {arguments.trace}")
+    print(timeline)
 
 
 def _hardware(arguments: argparse.Namespace) -> None:

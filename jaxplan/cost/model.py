@@ -50,6 +50,17 @@ class CostModel:
         link = self.links[[n for n, _ in self.axes].index(whole)]
         return replace(link, size=int(part.partition(")")[2])) if part else link
 
+    def streams_of(self, names: Sequence[str]) -> tuple[str, ...]:
+        """The links that a collective over these mesh axes (or parts of axes) holds while it runs, by name.
+
+        A device has one port to a switch, so all axes on it queue for it; on a torus every axis has a dimension of its
+        own (see hardware.topology), and collectives over different ones run side by side.
+        """
+        links = {name.partition(":")[0]: self.link(name) for name in names}
+        return tuple(
+            sorted({x.link if x.kind == "switch" else f"{x.link} {axis}" for axis, x in links.items() if x.size > 1})
+        )
+
     def scattered_lanes_seconds(self, tail: np.ndarray, head: np.ndarray, tensor: Value) -> np.ndarray:
         """`float64[a, b]`: what sums scattered onto the last dimension cost beyond a reduce_scatter.
 

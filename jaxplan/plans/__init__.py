@@ -6,6 +6,8 @@ from .plan import Plan as Plan
 from .plan import PlanCost as PlanCost
 from .plan import PlannedCollective as PlannedCollective
 from .plan import TensorPlan as TensorPlan
+from .schedule import COMPUTE as COMPUTE
+from .schedule import PlannedTask as PlannedTask
 from .serialize import load_plan as load_plan
 from .serialize import plan_of_text as plan_of_text
 from .serialize import plan_text as plan_text

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec
 
 from ..ir import Leaf, Site
 from ..sharding import Layout, MeshAxes
+from .schedule import PlannedTask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +152,7 @@ class Plan:
         is absent).
       unruled_s: seconds a step of the primitives that have no sharding rule, each replicated: its computation and
         what communication it makes.
+      tasks: what runs and what waits for what, in program order; `jaxplan.simulate` makes a timeline of it.
       search: which search made it; jax_version: which jax it was checked with.
       mesh: the mesh itself; None in a plan read from a file without one.
       in_tree, out_tree: treedefs of (args, kwargs), less the static ones, and of the result; a
@@ -173,6 +175,7 @@ class Plan:
     alternatives: Mapping[str, tuple[Alternative, ...]] = field(default_factory=dict)
     templates: Mapping[str, float] = field(default_factory=dict)
     unruled_s: Mapping[str, float] = field(default_factory=dict)
+    tasks: tuple[PlannedTask, ...] = ()
     search: str = "ilp"
     jax_version: str = ""
     mesh: Any = field(default=None, compare=False, repr=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import pytest
 import jaxplan
 from jaxplan.cli import main
 from jaxplan.errors import InfeasibleError, PlanFileError
+from jaxplan.plans import PlannedTask
+from tests.plans.factory import make_plan
 
 STEPS = """
 import jax, jax.numpy as jnp
@@ -281,3 +284,24 @@ def test_a_reader_that_goes_away_is_not_an_error_message() -> None:
     finally:
         os.close(writing)
     assert (finished.returncode, finished.stderr) == (141, "")
+
+
+def test_simulate_writes_its_files_and_prints_where_the_time_goes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = PlannedTask(
+        name="dot_general", kind="compute", streams=("compute",), seconds_s=1e-3, trips=1.0, after=(),
+        where="step.py:1", bytes=7,
+    )  # fmt: skip
+    make_plan(tasks=(task,)).save(tmp_path / "plan.json")
+    picture, trace = tmp_path / "step.svg", tmp_path / "step.json"
+    assert main(["simulate", str(tmp_path / "plan.json"), "--svg", str(picture), "--trace", str(trace)]) == 0
+    assert "1 ms a step" in capsys.readouterr().out
+    assert picture.read_text().startswith("<svg")
+    assert json.loads(trace.read_text())["traceEvents"]
+
+
+def test_simulate_refuses_a_plan_without_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_plan().save(tmp_path / "plan.json")
+    assert main(["simulate", str(tmp_path / "plan.json")]) == 2
+    assert "has no tasks to simulate" in capsys.readouterr().err

@@ -1,0 +1,224 @@
+"""A decided program -> the tasks that the simulator runs.
+
+Computation between two communications is one task: an operation joins the last one as long as it waits for no
+collective that the task doesn't wait for, and nothing that the task made is already being sent.  Collectives that
+finish sums follow their operation; those that bring operands into layout stand before it.  An operand that is there
+from the start (an argument, a slice of a stack) is fetched no earlier than needed to hide it: a scheduler that fetched
+all weights at once would fill the memory with them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..cost import CostModel
+from ..ir import Graph, Loop, Op
+from ..plans import COMPUTE, PlannedTask
+from ..sharding import Collective
+
+_SUMS = frozenset({"all_reduce", "reduce_scatter"})
+"""Collectives that finish what their operation made; the others bring in what it reads."""
+
+_AHEAD = 2.0
+"""An operand that is there from the start is fetched when so many times the fetch's own duration of computation are
+left before its reader: once to hide it, once more because other fetches use the same links."""
+
+
+def planned_tasks(
+    graph: Graph,
+    compute_s: Mapping[int, float],
+    collectives: Sequence[tuple[Collective, int]],
+    model: CostModel,
+    alive_bytes: np.ndarray,
+) -> tuple[PlannedTask, ...]:
+    """The tasks of a step.
+
+    Args:
+      compute_s: seconds of every operation, all its runs.
+      collectives: what the partitioner inserts, each with its operation (-1: unknown, run last).
+      alive_bytes: `int64[n_ops]`, memory at every operation.
+    """
+    return _Writer(graph, compute_s, collectives, model, alive_bytes).write()
+
+
+@dataclass
+class _Draft:
+    """A task that may still grow; `dearest_s` is the price of the operation that names it."""
+
+    name: str
+    kind: str
+    streams: tuple[str, ...]
+    trips: float
+    after: frozenset[int]
+    where: str
+    seconds_s: float = 0.0
+    dearest_s: float = -1.0
+    bytes: int = 0
+
+
+@dataclass
+class _Sent:
+    """The collectives around one operation: those that fetch its operands, those that finish its sums."""
+
+    fetch: list[Collective] = field(default_factory=list)
+    finish: list[Collective] = field(default_factory=list)
+
+
+class _Writer:
+    def __init__(
+        self, graph: Graph, compute_s: Mapping[int, float], collectives: Sequence[tuple[Collective, int]],
+        model: CostModel, alive_bytes: np.ndarray,
+    ) -> None:  # fmt: skip
+        self.graph, self.compute_s, self.model, self.alive_bytes = graph, compute_s, model, alive_bytes
+        self.drafts: list[_Draft] = []
+        self.made_by: dict[int, frozenset[int]] = {}
+        self.computations: list[int] = []
+        self.early = {*graph.inputs, *graph.constants}
+        self.open = -1
+        self.fence = 0
+        self.at: dict[int, _Sent] = defaultdict(_Sent)
+        self.entering: dict[Loop, list[Collective]] = defaultdict(list)
+        self.leaving: dict[Loop, list[Collective]] = defaultdict(list)
+        self.unknown: list[Collective] = []
+        for item, op in collectives:
+            if item.kind != "all_slice":
+                self._place(item, op)
+        producers = graph.producers()
+        self.sent = {op for op, sent in self.at.items() if sent.finish}
+        for op, sent in self.at.items():
+            for item in sent.fetch:
+                self.sent |= {producers[v] for v in _moved(graph, graph.ops[op], item)}
+
+    def _place(self, item: Collective, op: int) -> None:
+        if op < 0:
+            self.unknown.append(item)
+            return
+        runs = 1.0
+        for loop in self.graph.loops:  # outer before inner
+            if loop.start <= op < loop.stop:
+                runs *= loop.trips
+                if item.trips < runs:
+                    # the partitioner's program has it outside of this loop
+                    (self.leaving if item.kind in _SUMS else self.entering)[loop].append(item)
+                    return
+        sent = self.at[op]
+        (sent.finish if item.kind in _SUMS else sent.fetch).append(item)
+
+    def write(self) -> tuple[PlannedTask, ...]:
+        enters: dict[int, list[Loop]] = defaultdict(list)
+        leaves: dict[int, list[Loop]] = defaultdict(list)
+        for loop in self.graph.loops:
+            enters[loop.start].append(loop)
+            leaves[loop.stop].insert(0, loop)
+        for op in (*self.graph.ops, None):
+            position = len(self.graph.ops) if op is None else op.index
+            for loop in leaves[position]:
+                self._barrier(f"end of {loop.kind}", loop)
+                for item in self.leaving[loop]:
+                    self._send(item, loop.source, frozenset())
+            if op is None:
+                break
+            for loop in enters[position]:
+                for item in self.entering[loop]:
+                    self._send(item, loop.source, frozenset())
+                self._barrier(loop.kind, loop)
+            self._op(op)
+        for item in self.unknown:
+            self._send(item, item.scope, frozenset(range(self.fence, len(self.drafts))))
+        return tuple(
+            PlannedTask(
+                name=draft.name, kind=draft.kind, streams=draft.streams, seconds_s=draft.seconds_s, trips=draft.trips,
+                after=tuple(sorted(draft.after)), where=draft.where, bytes=draft.bytes,
+            )
+            for draft in self.drafts
+        )  # fmt: skip
+
+    def _op(self, op: Op) -> None:
+        fetched: dict[int, frozenset[int]] = {}
+        for item in self.at[op.index].fetch if op.index in self.at else ():
+            moved = _moved(self.graph, op, item)
+            made = self._made(moved)
+            task = self._send(item, op.source, made or self._ahead(self._seconds(item)))
+            for value in moved:
+                fetched[value] = frozenset({task})
+        waits = self._made([v for v in op.operands if v not in fetched]).union(*fetched.values())
+        seconds_s = self.compute_s.get(op.index, 0.0)
+        early = not waits and self._early(op)
+        if seconds_s > 0:
+            task = self._compute(op, seconds_s, waits)
+            waits = frozenset() if early else frozenset({task})
+        self.early |= set(op.results) if early else set()
+        for item in self.at[op.index].finish if op.index in self.at else ():
+            waits = frozenset({self._send(item, op.source, waits)})
+        for value in op.results:
+            self.made_by[value] = waits
+        if op.index in self.sent:
+            self.open = -1
+
+    def _early(self, op: Op) -> bool:
+        """Whether `op` only rewrites one tensor that is there from the start: a weight's cast, reshape, transpose.
+
+        Its time counts where it stands, but a scheduler moves it as early as who fetches the result wants it.
+        """
+        tensors = {v for v in op.operands if self.graph.values[v].shape}
+        return op.primitive == "scan_slice" or (len(tensors) <= 1 and tensors <= self.early)
+
+    def _made(self, values: Collection[int]) -> frozenset[int]:
+        return frozenset[int]().union(*(self.made_by.get(v, frozenset()) for v in values))
+
+    def _ahead(self, fetch_s: float) -> frozenset[int]:
+        """The computation at whose end just enough is left to do to hide a fetch; none: the start, or a barrier."""
+        left_s = 0.0
+        for task in reversed(self.computations):
+            if task < self.fence or left_s >= _AHEAD * fetch_s:
+                return frozenset({task}) if task >= self.fence else frozenset()
+            left_s += self.drafts[task].seconds_s
+        return frozenset()
+
+    def _compute(self, op: Op, seconds_s: float, waits: frozenset[int]) -> int:
+        sent = {task for task in waits if self.drafts[task].kind != COMPUTE}
+        if self.open < 0 or not sent <= self.drafts[self.open].after:
+            self.open = self._add(_Draft(op.primitive, COMPUTE, (COMPUTE,), op.trips, frozenset(), op.source))
+            self.computations.append(self.open)
+        draft = self.drafts[self.open]
+        draft.after |= waits - {self.open}
+        draft.seconds_s += seconds_s
+        draft.bytes = max(draft.bytes, int(self.alive_bytes[op.index]))
+        if seconds_s > draft.dearest_s:
+            draft.name, draft.where, draft.trips, draft.dearest_s = (
+                op.primitive,
+                op.source,
+                op.trips,
+                seconds_s,
+            )
+        return self.open
+
+    def _send(self, item: Collective, where: str, waits: frozenset[int]) -> int:
+        streams = self.model.streams_of(item.axes)
+        task = _Draft(f"{item.kind} {'+'.join(item.axes)}", item.kind, streams, item.trips, waits, where)
+        task.seconds_s = self._seconds(item)
+        return self._add(task)
+
+    def _seconds(self, item: Collective) -> float:
+        return self.model.collective_over(item.kind, item.bytes, item.axes) * item.trips
+
+    def _barrier(self, name: str, loop: Loop) -> None:
+        waits = frozenset(range(self.fence, len(self.drafts)))
+        self.fence = self._add(_Draft(name, "barrier", (), loop.trips, waits, loop.source))
+        self.open = -1
+
+    def _add(self, draft: _Draft) -> int:
+        if self.fence < len(self.drafts) and self.drafts[self.fence].kind == "barrier":
+            draft.after = draft.after | {self.fence}
+        self.drafts.append(draft)
+        return len(self.drafts) - 1
+
+
+def _moved(graph: Graph, op: Op, item: Collective) -> list[int]:
+    """The operands that a collective brings into layout: those of its shape, or all where none has it."""
+    alike = [v for v in op.operands if graph.values[v].shape == item.shape]
+    return alike or list(op.operands)
