@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from .._jax import Literal, as_closed, dtype_bytes, scan_signature, source_of
@@ -113,6 +114,7 @@ class Flattener:
         trips: float,
         source: str,
         sites: Sequence[Site],
+        equation: Any = None,
     ) -> None:
         self.ops.append(
             Op(
@@ -124,6 +126,7 @@ class Flattener:
                 trips=trips,
                 source=source,
                 sites=tuple(sites),
+                equation=equation,
             )
         )
 
@@ -167,7 +170,16 @@ class Flattener:
                 for i, v in enumerate(eqn.outvars)
             ]
             sites = [Site(frame, "operand", position, i) for i in range(len(operands))]
-            self.emit(name, eqn.params, operands, results, trips=trips, source=source_of(eqn), sites=sites)
+            self.emit(
+                name,
+                eqn.params,
+                operands,
+                results,
+                trips=trips,
+                source=source_of(eqn),
+                sites=sites,
+                equation=eqn,
+            )
         env.update(zip(eqn.outvars, results, strict=True))
 
     def _carry(
@@ -329,11 +341,7 @@ def live_ops(graph: Graph) -> Graph:
         position += kept
     renumber[len(keep)] = position
     fields = {name: getattr(graph, name) for name in graph.__dataclass_fields__}
-    fields["ops"] = tuple(
-        Op(index=renumber[op.index], primitive=op.primitive, params=op.params, operands=op.operands,
-           results=op.results, trips=op.trips, source=op.source, sites=op.sites)
-        for op in graph.ops if keep[op.index]
-    )  # fmt: skip
+    fields["ops"] = tuple(replace(op, index=renumber[op.index]) for op in graph.ops if keep[op.index])
     fields["loops"] = tuple(
         Loop(start=renumber[x.start], stop=renumber[x.stop], trips=x.trips, kind=x.kind, source=x.source)
         for x in graph.loops

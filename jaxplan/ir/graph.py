@@ -67,6 +67,7 @@ class Op:
       trips: how often it runs in one step.
       source: where the user wrote it ("model.py:12 (forward)").
       sites: for each operand the place where its layout can be pinned for this operation alone.
+      equation: the jaxpr's own equation; None for operations of our own.
     """
 
     index: int
@@ -77,6 +78,7 @@ class Op:
     trips: float
     source: str
     sites: tuple[Site, ...]
+    equation: Any = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

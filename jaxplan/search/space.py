@@ -119,7 +119,9 @@ def pinned(space: Space, pins: Mapping[int, Allowed]) -> Space:
 
     def narrowed(ports: Mapping[int, Port]) -> dict[int, Port]:
         return {
-            key: Port(node=port.node, places=part(port.places, kept[port.node])) if port.node in kept else port
+            key: Port(node=port.node, places=part(port.places, kept[port.node]))
+            if port.node in kept
+            else port
             for key, port in ports.items()
         }
 
@@ -145,10 +147,9 @@ def graph_rules(graph: Graph) -> tuple[Rule, ...]:
             results=tuple(v.shape for v in results),
             operand_dtypes=tuple(v.dtype for v in operands),
             result_dtypes=tuple(v.dtype for v in results),
+            equation=op.equation,
         )
-        settings = tuple(
-            (k, repr(v)) for k, v in sorted(op.params.items()) if "jaxpr" not in k and "sharding" not in k
-        )
+        settings = tuple((k, repr(v)) for k, v in sorted(op.params.items()) if "jaxpr" not in k)
         key = (
             op.primitive,
             shapes.operands,

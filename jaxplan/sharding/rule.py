@@ -25,7 +25,10 @@ FixedDims = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class OpShapes:
-    """What a rule may look at: the primitive, its parameters, and the shapes and dtypes around it."""
+    """What a rule may look at: the primitive, its parameters, and the shapes and dtypes around it.
+
+    `equation` is the jaxpr's own, where there is one: what has no rule is lowered from it.
+    """
 
     primitive: str
     params: Mapping[str, Any]
@@ -33,6 +36,7 @@ class OpShapes:
     results: tuple[tuple[int, ...], ...]
     operand_dtypes: tuple[str, ...] = ()
     result_dtypes: tuple[str, ...] = ()
+    equation: Any = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)

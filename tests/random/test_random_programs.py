@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import seed as seeded
 from hypothesis import strategies as st
 from jax.sharding import Mesh, PartitionSpec
 
@@ -133,6 +134,8 @@ def compare(expected: Any, found: Any) -> None:
 def check(
     program: Program, state: int, mesh: Mesh, seed: int, search: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if seed % 16 == 0:
+        jax.clear_caches()  # the executables of hundreds of programs would fill the memory
     with jax.enable_x64(True), monkeypatch.context() as patch:
         if seed % 4:
             patch.setattr(RandomPrices, "seed", seed)
@@ -151,18 +154,37 @@ def check(
         compare(expected, sharded(*args))
 
 
-CHECKS = {
-    "step": steps(lines=5, depth=2),
-    "sizes": st.sampled_from(MESHES),
-    "seed": st.integers(0, 2**16),
-    "search": st.sampled_from(["ilp"] * 8 + ["data", "zero1", "fsdp"]),
-}
+def drawn(lines: int, depth: int) -> dict[str, st.SearchStrategy[Any]]:
+    return {
+        "step": steps(lines=lines, depth=depth),
+        "sizes": st.sampled_from(MESHES),
+        "seed": st.integers(0, 2**16),
+        "search": st.sampled_from(["ilp"] * 8 + ["data", "zero1", "fsdp"]),
+    }
+
+
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
+NOT_SHRUNK = [Phase.explicit, Phase.reuse, Phase.generate]  # every step of it compiles twice
+LARGE = drawn(lines=5, depth=2)
 
 
-@settings(max_examples=100, suppress_health_check=QUIET)
-@given(**CHECKS)
-def test_a_random_program_equals_its_unsharded_run(
+@settings(max_examples=100, suppress_health_check=QUIET, phases=NOT_SHRUNK)
+@given(**drawn(lines=3, depth=1))
+def test_a_small_random_program_equals_its_unsharded_run(
     step: tuple[Program, int], sizes: dict[str, int], seed: int, search: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check(*step, host_mesh(sizes), seed, search, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(5))
+def test_random_programs_equal_their_unsharded_runs(start: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    @seeded(start)
+    @settings(
+        max_examples=400, suppress_health_check=QUIET, phases=NOT_SHRUNK, derandomize=False, database=None
+    )
+    @given(**LARGE)
+    def run(step: tuple[Program, int], sizes: dict[str, int], seed: int, search: str) -> None:
+        check(*step, host_mesh(sizes), seed, search, monkeypatch)
+
+    run()

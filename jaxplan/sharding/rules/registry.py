@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from ...errors import RuleError
 from ..rule import OpShapes, Rule, RuleBuilder, parse_rule
+from .unknown import proved_rule
 
 RuleFunction = Callable[[OpShapes], Rule | str]
 """From an operation's shapes to its rule, or to the rule's text in Shardy's notation."""
@@ -100,14 +101,14 @@ def named_unknown(op: OpShapes) -> bool:
 
 
 def rule_for(op: OpShapes) -> Rule:
-    """The verified rule of an operation; where there is none, every dimension replicated and `note` set.
+    """The verified rule of an operation; where there is none, what can be proved, or all replicated and `note` set.
 
     Raises:
       RuleError: the rule does not fit the operation's shapes, or its function returned something else.
     """
     function = _RULES.get(op.primitive)
     if function is None:
-        rule = replicated(op, note="no rule: replicated")
+        rule = proved_rule(op) or replicated(op, note="no rule: replicated")
     else:
         made = function(op)
         rule = parse_rule(made, op) if isinstance(made, str) else made
