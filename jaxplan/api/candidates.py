@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..cost import CostModel, MemoryProfile, materialised, simulate_memory
+from ..cost import CostModel, MemoryProfile, simulate_memory, traffic
 from ..errors import RuleError
 from ..ir import Traced
 from ..lowering import Checked, Key, check, planned_constraints, resolve_orders
@@ -26,7 +26,7 @@ from ..search import (
     pinned,
     solve,
 )
-from ..sharding import Layout
+from ..sharding import Layout, MeshAxes
 from .meshes import Target
 from .options import Options
 from .templates import input_kinds, template_pins
@@ -109,7 +109,7 @@ class Pipeline:
         self.said_orders = said_orders
         self.rules = graph_rules(traced.graph)
         self.kinds = input_kinds(traced.graph, self.rules)
-        self.stored = materialised(traced.graph, self.rules)
+        self.crossing = traffic(traced.graph, self.rules, target.profile.kind)
         ops = zip(traced.graph.ops, self.rules, strict=True)
         unknown = sorted({f"`{op.primitive}` at {op.source}" for op, rule in ops if rule.note})
         if unknown and options.strict:
@@ -171,11 +171,13 @@ class Pipeline:
                     return Found(space=space, result=feasible, decision=near, memory=memory)
         return Nothing(space=space, result=result)
 
-    def simulate(self, decision: Decision) -> MemoryProfile:
-        """Memory of one device at the decided layouts."""
+    def simulate(self, decision: Decision, axes: MeshAxes | None = None) -> MemoryProfile:
+        """Memory of one device at the decided layouts; `axes`: of another mesh than the target's."""
         return simulate_memory(
-            self.traced.graph, self.target.axes, self.stored, self.kinds, decision.values, decision.reads
-        )
+            self.traced.graph, axes or self.target.axes, self.crossing.stored, self.kinds,
+            decision.values, decision.reads,
+            second_stacks=self.crossing.second_stacks, times=self.crossing.times, platform=self.target.profile.kind,
+        )  # fmt: skip
 
     def checked(self, name: str, found: Found) -> Candidate:
         """`found` lowered and taken through the partitioner."""

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Mapping
 
-from ..cost import CostModel, MemoryProfile, simulate_memory
+from ..cost import CostModel, MemoryProfile
 from ..hardware import axis_links
 from ..search import Allowed, Space, build
 from ..sharding import MeshAxes
@@ -96,6 +96,4 @@ def _least_memory(
     decision, _ = near_least_peak(space, pipeline.options.seed, only_within=only_within)
     if decision is None:
         return None
-    return simulate_memory(
-        pipeline.traced.graph, axes, pipeline.stored, pipeline.kinds, decision.values, decision.reads
-    )
+    return pipeline.simulate(decision, axes)

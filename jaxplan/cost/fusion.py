@@ -11,12 +11,12 @@ multi_output_fusion.h).
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..ir import Graph, Op
 from ..sharding import Rule
+from .residency import Flow, SecondStack, converted_stacks, reordered_stacks, run_times, unmoved
 
 LOOP_EDGES = frozenset({"scan_slice", "scan_stack", "carry_init", "carry_next", "cond_join"})
 """Our own operations at the edges of loops and branches: none computes."""
@@ -33,12 +33,13 @@ _REDUCTIONS = frozenset(
 """Reductions: the root of a kernel, fused with what makes their operand."""
 
 
-_EXPENSIVE = frozenset(
-    {"acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh", "div", "erf", "erf_inv", "erfc",
-     "exp", "exp2", "expm1", "lgamma", "log", "log1p", "logistic", "pow", "rsqrt", "sin", "sinh", "sqrt", "tan", "tanh"}
-)  # fmt: skip
-"""What no contraction is taken to compute again for its operand: transcendentals and division, in the spirit of
-`IsExpensive` of xla/service/instruction_fusion.cc; backends differ (for GPU it calls f32 exp and division cheap)."""
+_COMPUTED_AGAIN = 2.25
+"""How many times its own bytes a value may be read from to be computed again: what is converted from f32 to bf16 with a
+little beside it is (the softmax inside the TPU compiler's attention products)."""
+
+
+_WORTH_FUSING = 1.125
+"""The same for what a GPU's product computes of its operand: a bias beside the operand is no hindrance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +50,16 @@ class Traffic:
       stored: for every value whether it exists in memory.
       reads: for every operation, for each operand the bytes that it reads because of it.
       writes: for every operation, for each result the bytes that it writes.
+      second_stacks: loops' stacks that are in memory twice.
+      times: when each operation runs, as the index of an operation: what is fused runs as soon as its last operand is
+        there, however late it is written (a weight's gradient with the optimizer's arithmetic at the end).
     """
 
     stored: tuple[bool, ...]
     reads: tuple[tuple[float, ...], ...]
     writes: tuple[tuple[float, ...], ...]
+    second_stacks: tuple[SecondStack, ...]
+    times: tuple[int, ...]
 
 
 def fused(op: Op, rule: Rule) -> bool:
@@ -61,14 +67,14 @@ def fused(op: Op, rule: Rule) -> bool:
     return (rule.follows or op.primitive in _MOVEMENT) and op.primitive not in LOOP_EDGES
 
 
-def traffic(graph: Graph, rules: Sequence[Rule]) -> Traffic:
-    """What crosses memory in `graph`; see the module."""
-    return _Kernels(graph, rules).traffic()
+def traffic(graph: Graph, rules: Sequence[Rule], platform: str) -> Traffic:
+    """What crosses memory in `graph` when XLA compiles it for `platform` ("tpu", "gpu" or "cpu"); see the module."""
+    return _Kernels(graph, rules, platform).traffic()
 
 
-def materialised(graph: Graph, rules: Sequence[Rule]) -> list[bool]:
+def materialised(graph: Graph, rules: Sequence[Rule], platform: str) -> list[bool]:
     """For every value whether it exists in memory, `Traffic.stored`."""
-    return list(traffic(graph, rules).stored)
+    return list(traffic(graph, rules, platform).stored)
 
 
 def source_values(graph: Graph, rules: Sequence[Rule]) -> list[bool]:
@@ -86,8 +92,8 @@ def source_values(graph: Graph, rules: Sequence[Rule]) -> list[bool]:
 
 
 class _Kernels:
-    def __init__(self, graph: Graph, rules: Sequence[Rule]) -> None:
-        self.graph, self.rules = graph, rules
+    def __init__(self, graph: Graph, rules: Sequence[Rule], platform: str) -> None:
+        self.graph, self.rules, self.platform = graph, rules, platform
         self.source = source_values(graph, rules)
         self.producers = graph.producers()
         self.kinds = [self._kind(op) for op in graph.ops]
@@ -97,9 +103,13 @@ class _Kernels:
                 self.loop_of[t] = position  # inner loops stand after outer ones
         self.op_level, self.value_level = [0] * len(graph.ops), [0] * len(graph.values)
         self._find_levels()
-        self.stored = self._forced()
+        forced = self._forced()
+        self.stored = list(forced)
         self.leaves: list[Mapping[int, float] | None] = [None] * len(graph.values)
-        self._find_leaves()
+        smaller = self._find_leaves()
+        if smaller:
+            self.stored = [kept or value in smaller for value, kept in enumerate(forced)]
+            self._find_leaves()
 
     def _kind(self, op: Op) -> str:
         if op.primitive in LOOP_EDGES:
@@ -107,6 +117,10 @@ class _Kernels:
         if fused(op, self.rules[op.index]):
             return "fused"
         return "reduction" if op.primitive in _REDUCTIONS else "heavy"
+
+    def _open(self, op: Op) -> bool:
+        """Whether what reads `op` may join its kernel, as it does with contractions of XLA for TPU."""
+        return self.platform == "tpu" and self.rules[op.index].matmul
 
     def _here(self, value: int, op: Op) -> bool:
         """Whether `value` is made in the loop body that `op` stands in; else it is in memory before the body starts."""
@@ -129,7 +143,7 @@ class _Kernels:
                     level = max(level, self.value_level[value] + complete)
             self.op_level[op.index] = level
             highest[loop] = max(highest.get(loop, 0), level)
-            later = kind == "reduction" or (kind == "heavy" and not self.rules[op.index].matmul)
+            later = kind == "reduction" or (kind == "heavy" and not self._open(op))
             for result in op.results:
                 self.value_level[result] = level + later
 
@@ -142,11 +156,11 @@ class _Kernels:
             if self.rules[op.index].source:
                 continue
             kind = self.kinds[op.index]
-            matmul = self.rules[op.index].matmul
-            whole = (
-                list(op.operands) if (kind == "heavy" and not matmul) or op.primitive == "scan_slice" else []
-            )
-            if kind in ("heavy", "reduction") and not matmul:
+            closed = kind == "heavy" and not self._open(op)
+            whole: list[int] = []
+            if (closed and op.primitive != "dot_general") or op.primitive == "scan_slice":
+                whole += op.operands
+            if closed or kind == "reduction":
                 whole += op.results
             if op.primitive in ("scan_stack", "carry_init", "cond_join"):
                 whole += op.results
@@ -155,8 +169,14 @@ class _Kernels:
                 stored[value] = True
         return [kept and not source for kept, source in zip(stored, self.source, strict=True)]
 
-    def _find_leaves(self) -> None:
-        """From which stored values a kernel computes each value again; stores what it can't and a later level reads."""
+    def _find_leaves(self) -> set[int]:
+        """From which stored values a kernel computes each value again; stores what it can't and a later level reads.
+
+        Returns values that are smaller than what is made of them and read later: XLA stores those, and computes the
+        rest again where it is read (of an activation what goes in, for the function and its derivative; of softmax's
+        derivative the bf16 product that is converted to f32 twice).
+        """
+        made_of: dict[int, list[int]] = {}
         crosses = [False] * len(self.graph.values)
         contracted = [False] * len(self.graph.values)
         for op in self.graph.ops:
@@ -169,11 +189,31 @@ class _Kernels:
             for value in op.results:
                 if not self.stored[value]:
                     self.leaves[value] = self._from_operands(op, value)
-                    dear = self.leaves[value] is None or (contracted[value] and self._kept(op, value))
+                    dear = self.leaves[value] is None or (contracted[value] and self._kept(value))
                     if crosses[value] and dear and not self.source[value]:
                         self.stored[value] = True
+                        for origin in self._origins(op) if self.leaves[value] is None else ():
+                            made_of.setdefault(origin, []).append(value)
                 if self.stored[value]:
                     self.leaves[value] = {value: self.graph.values[value].bytes}
+        size = [tensor.bytes for tensor in self.graph.values]
+        best: dict[int, int] = {}
+        for origin, made in sorted(made_of.items(), reverse=True):  # the latest of equals
+            if size[origin] < sum(size[v] for v in made):
+                for value in made:
+                    if value not in best or size[origin] < size[best[value]]:
+                        best[value] = origin
+        return set(best.values())
+
+    def _origins(self, op: Op) -> Iterator[int]:
+        """The values that fused `op` is computed from, one after the other, latest first, beside what is in memory."""
+        while self.kinds[op.index] == "fused":
+            fresh = {v for v in op.operands if self.leaves[v] is None and not self.source[v]}
+            if len(fresh) != 1:
+                return
+            value = fresh.pop()
+            yield value
+            op = self.graph.ops[self.producers[value]]
 
     def _from_operands(self, op: Op, value: int) -> Mapping[int, float] | None:
         if op.primitive == "scan_slice":
@@ -187,31 +227,21 @@ class _Kernels:
                 if found is None:
                     return None
                 leaves.update(found)
-        return leaves if sum(leaves.values()) <= 2 * self.graph.values[value].bytes else None
+        return leaves if sum(leaves.values()) <= _COMPUTED_AGAIN * self.graph.values[value].bytes else None
 
-    def _kept(self, op: Op, value: int) -> bool:
+    def _kept(self, value: int) -> bool:
         """Whether a contraction wants `value` in memory, though it could compute it again.
 
-        So it is when that takes an expensive function of at least half as many elements; and with a loop's slice:
-        XLA for TPU converts a stack of weights once, before the loop (seen in the scanned Llama's program).
+        TPU: a slice of a loop's stack of weights, which is converted once, before the loop (seen in the scanned
+        Llama's program).  GPU: what would have to be read from more bytes than it has; XLA's Triton products take only
+        other operands in (`IsInputWorthFusing`, xla/backends/gpu/transforms/gemm_fusion.cc).  CPU: everything.
         """
         leaves = self.leaves[value] or {}
-        if any(not self.stored[leaf] and self._buffer(leaf) for leaf in leaves):
-            return True
-        ops, todo = self.graph.ops, [op]
-        least = math.prod(self.graph.values[value].shape) / 2
-        while todo:
-            op = todo.pop()
-            made = max((math.prod(self.graph.values[v].shape) for v in op.results), default=0)
-            if made < least:
-                continue
-            if op.primitive in _EXPENSIVE:
-                return True
-            fresh = [
-                v for v in op.operands if not self.stored[v] and not self.source[v] and self.producers[v] >= 0
-            ]
-            todo += [ops[self.producers[v]] for v in fresh if self.kinds[self.producers[v]] == "fused"]
-        return False
+        if self.platform == "tpu":
+            return any(not self.stored[leaf] and self._buffer(leaf) for leaf in leaves)
+        if unmoved(self.graph, self.producers, value) in leaves:
+            return False
+        return self.platform == "cpu" or sum(leaves.values()) > _WORTH_FUSING * self.graph.values[value].bytes
 
     def traffic(self) -> Traffic:
         """See `Traffic`."""
@@ -226,7 +256,24 @@ class _Kernels:
             # a loop's next carry is written into the carry's buffer
             written = [not edge and (self.stored[v] or v in carried) for v in op.results]
             writes.append(tuple(values[v].bytes * w for v, w in zip(op.results, written, strict=True)))
-        return Traffic(stored=tuple(self.stored), reads=tuple(reads), writes=tuple(writes))
+        flow = Flow(
+            graph=self.graph, rules=self.rules, kinds=self.kinds, source=self.source, producers=self.producers,
+            loop_of=self.loop_of,
+        )  # fmt: skip
+        return Traffic(
+            stored=tuple(self.stored),
+            reads=tuple(reads),
+            writes=tuple(writes),
+            second_stacks=self._second_stacks(flow),
+            times=run_times(flow, self.stored)
+            if self.platform == "tpu"
+            else tuple(range(len(self.graph.ops))),
+        )
+
+    def _second_stacks(self, flow: Flow) -> tuple[SecondStack, ...]:
+        if self.platform == "tpu":
+            return converted_stacks(flow)
+        return reordered_stacks(flow) if self.platform == "gpu" else ()
 
     def _runs(self, carried: set[int]) -> list[bool]:
         """Whether each operation runs at its level: cheap ones whose readers all run later are computed there only."""

@@ -1,5 +1,9 @@
 """Memory of one device over the step: what is alive at every operation, at the layouts that were decided.
 
+A tensor takes its padded tiles: XLA for TPU lays its last two physical dimensions out in tiles of 8 x 128 elements
+("Tiled layout", openxla.org/xla/tiled_layout) and chooses which dimensions those are; here the choice that pads least
+is assumed.
+
 Counted: arguments (to the end when the caller keeps them or gets their next value back in the same buffer),
 captured constants, every materialised value from where it is made to its last use, residuals stacked by loops
 for their whole loop, and resharded copies from their first to their last reader.  Not counted: values inside one
@@ -8,13 +12,19 @@ fused kernel.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ..ir import Graph, enclosing_stop, live_intervals, needed_until, settled_values, written_over
+from ..ir import Graph, Value, enclosing_stop, live_intervals, needed_until, settled_values, written_over
 from ..sharding import UNREDUCED, MeshAxes, pieces, reshard_steps
+from .packing import gap_bytes
+from .residency import SecondStack
+
+_LANES, _SUBLANES = 128, 8
+"""Columns and rows of a TPU's memory tile, see `device_bytes`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,9 +32,9 @@ class MemoryProfile:
     """Bytes alive on one device.
 
     Attributes:
-      peak_bytes: the most at any operation; peak_time: that operation.
+      peak_bytes: the most at any operation, and the gaps between buffers; peak_time: that operation.
       parts: what the peak is made of: "parameter", "optimizer", "state", "batch", "constants", "residuals"
-        (stacked by loops), "activations", "copies" (resharded), "results".
+        (stacked by loops), "activations", "copies" (resharded or converted), "results", "gaps" (see `packing`).
       curve: `int64[n_ops]`, bytes alive at every operation.
     """
 
@@ -34,6 +44,25 @@ class MemoryProfile:
     curve: np.ndarray
 
 
+def device_bytes(tensor: Value, places: np.ndarray, axes: MeshAxes, platform: str) -> np.ndarray:
+    """`int64[n]`: bytes that one device needs for its part of `tensor` under each layout of a place array."""
+    whole = np.ceil(tensor.bytes / pieces(places, axes)).astype(np.int64)
+    rank = len(tensor.shape)
+    if platform != "tpu" or rank < 2:
+        return whole
+    local = np.broadcast_to(np.array(tensor.shape, np.float64), (len(places), rank)).copy()
+    for axis, (_, size) in enumerate(axes):
+        cut = np.flatnonzero(places[:, axis] >= 0)
+        local[cut, places[cut, axis]] /= size
+    local = np.maximum(np.ceil(local), 1)
+    lanes = np.ceil(local / _LANES) * _LANES / local
+    # a tile of fewer rows is used where the dimension has fewer: 1, 2 or 4
+    rows = np.where(local > 4, np.ceil(local / _SUBLANES) * _SUBLANES, 2 ** np.ceil(np.log2(local))) / local
+    waste = lanes[:, :, None] * rows[:, None, :]
+    waste[:, range(rank), range(rank)] = np.inf
+    return np.asarray(np.ceil(whole * waste.min(axis=(1, 2))), np.int64)
+
+
 def simulate_memory(
     graph: Graph,
     axes: MeshAxes,
@@ -41,32 +70,46 @@ def simulate_memory(
     kinds: Sequence[str],
     values: Mapping[int, np.ndarray],
     reads: Mapping[tuple[int, int], np.ndarray],
+    *,
+    second_stacks: Sequence[SecondStack] = (),
+    times: Sequence[int] | None = None,
+    platform: str = "cpu",
 ) -> MemoryProfile:
     """The live sets of `graph`.
 
     Args:
-      stored: for every value whether it is materialised.
+      stored: for every value whether it is materialised; second_stacks: loops' stacks that are there twice;
+        times: when each operation runs; see `Traffic`.
+      platform: "tpu", "gpu" or "cpu", see `device_bytes`.
       kinds: for every input position its kind ("parameter", "optimizer", ...).
       values, reads: the layout row of every value where it is made, and of every operand as it is read; values
         without a row are made where they are used and take no memory.
     """
     ledger = _Ledger(max(len(graph.ops), 1))
-    intervals = live_intervals(graph, stored)
+    intervals = live_intervals(graph, stored, times)
     whole = len(graph.ops)
     aliased = {graph.inputs[i] for i, _ in graph.aliases}
     settled = settled_values(graph)
     inputs = {value: position for position, value in enumerate(graph.inputs)}
 
     def local(value: int, row: np.ndarray) -> int:
-        return int(np.ceil(graph.values[value].bytes / pieces(row[None, :], axes)[0]))
+        return int(device_bytes(graph.values[value], row[None, :], axes, platform)[0])
 
     for value, position in inputs.items():
         stop = whole if value in aliased or position not in graph.donated else intervals[value].stop
-        ledger.add(kinds[position], 0, stop, local(value, values[value]))
+        ledger.add(kinds[position], 0, stop, local(value, values[value]), given=True)
     for value in graph.constants:
-        ledger.add("constants", 0, whole, int(graph.values[value].bytes))
+        ledger.add("constants", 0, whole, int(graph.values[value].bytes), given=True)
 
-    copies, own_reads = _copies(graph, axes, needed_until(graph, stored), values, reads)
+    for stack in second_stacks:
+        if stack.value in values:
+            ledger.add(
+                "copies",
+                stack.start,
+                stack.stop,
+                math.ceil(stack.trips * local(stack.value, values[stack.value])),
+            )
+    copies, own_reads = _copies(graph, axes, needed_until(graph, stored, times), values, reads, local)
     for start, stop, size in copies.values():
         ledger.add("copies", start, stop, size)
     producers = graph.producers()
@@ -95,6 +138,7 @@ def _copies(
     needed: Sequence[int],
     values: Mapping[int, np.ndarray],
     reads: Mapping[tuple[int, int], np.ndarray],
+    local: Callable[[int, np.ndarray], int],
 ) -> tuple[dict[tuple[int, bytes, tuple[int, int]], tuple[int, int, int]], dict[int, list[int]]]:
     """Resharded copies, and until when the originals are read.
 
@@ -113,7 +157,7 @@ def _copies(
         loop = around[op][-1] if around[op] else (0, len(graph.ops))
         # a whole stack is resharded before the loop and stays for its length
         start, stop = loop if graph.ops[op].primitive == "scan_slice" else (op, needed[op])
-        size = int(np.ceil(graph.values[value].bytes / pieces(row[None, :], axes)[0]))
+        size = local(value, row)
         key = (value, row.tobytes(), loop)
         before = copies.get(key, (start, stop, size))
         copies[key] = (min(before[0], start), max(before[1], stop), size)
@@ -127,16 +171,24 @@ class _Ledger:
     def __init__(self, length: int) -> None:
         self._length = length
         self._parts: dict[str, np.ndarray] = {}
+        self._placed: list[tuple[int, int, int]] = []
 
-    def add(self, part: str, start: int, stop: int, size: int) -> None:
+    def add(self, part: str, start: int, stop: int, size: int, *, given: bool = False) -> None:
+        """`given`: the caller's buffer, which lies where it lies."""
         if stop > start and size:
+            stop = min(stop, self._length)
             delta = self._parts.setdefault(part, np.zeros(self._length + 1, np.int64))
             delta[start] += size
-            delta[min(stop, self._length)] -= size
+            delta[stop] -= size
+            if not given:
+                self._placed.append((start, stop, size))
 
     def profile(self) -> MemoryProfile:
         curves = {part: np.cumsum(delta[:-1]) for part, delta in sorted(self._parts.items())}
         total = sum(curves.values(), np.zeros(self._length, np.int64))
         peak = int(np.argmax(total))
         parts = {part: int(curve[peak]) for part, curve in curves.items() if curve[peak]}
-        return MemoryProfile(peak_bytes=int(total[peak]), peak_time=peak, parts=parts, curve=total)
+        gaps = gap_bytes(self._placed)
+        if gaps:
+            parts["gaps"] = gaps
+        return MemoryProfile(peak_bytes=int(total[peak]) + gaps, peak_time=peak, parts=parts, curve=total)

@@ -32,6 +32,7 @@ _PROFILE_NUMBERS: dict[str, tuple[type, float, float]] = {
     "hbm_efficiency": (float, 0.0, 1.0),
     "op_overhead_s": (float, 0.0, 1.0),
 }
+_TPU_NUMBERS: dict[str, tuple[type, float, float]] = {"clock_hz": (float, 0.0, _INF)}
 _LINK_NUMBERS: dict[str, tuple[type, float, float]] = {
     "bytes_per_s": (float, 0.0, _INF),
     "efficiency": (float, 0.0, 1.0),
@@ -132,7 +133,8 @@ def _parse(text: str, path: str) -> Profile:
         for key in sorted(set(peaks_table) & set(FLOPS_CLASSES)):
             peaks[key] = reader.number(peaks_table, "peak_flops_per_s.", key, (float, 0.0, _INF))
         reader.left_over(peaks_table, "peak_flops_per_s.", FLOPS_CLASSES)
-    numbers = {key: reader.number(table, "", key, rule) for key, rule in _PROFILE_NUMBERS.items()}
+    rules = _PROFILE_NUMBERS | (_TPU_NUMBERS if kind == "tpu" else {})
+    numbers = {key: reader.number(table, "", key, rule) for key, rule in rules.items()}
     link_tables = table.pop("links", None)
     links: tuple[Link, ...] = ()
     if not isinstance(link_tables, list) or not link_tables:
@@ -150,7 +152,7 @@ def _parse(text: str, path: str) -> Profile:
     if numbers["reserve_bytes"] >= numbers["hbm_bytes"]:
         reader.faults.append("reserve_bytes: must be less than hbm_bytes")
     reader.left_over(
-        table, "", ("name", "kind", "device_kinds", "peak_flops_per_s", "links", *_PROFILE_NUMBERS)
+        table, "", ("name", "kind", "device_kinds", "peak_flops_per_s", "links", *rules)
     )
     if reader.faults:
         raise HardwareError(f"hardware profile {path} is malformed:\n  " + "\n  ".join(reader.faults))

@@ -105,6 +105,7 @@ class Profile:
       hbm_bytes, reserve_bytes: memory, and what the runtime keeps of it for itself.
       hbm_bytes_per_s, hbm_efficiency: datasheet rate of memory, and the achieved share.
       op_overhead_s: no kernel takes less.
+      clock_hz: turns the cycles that XLA's TPU compiler estimates into seconds; TPU only.
       links: innermost first.
       sources: where each number comes from, by its path: "hbm_bytes", "links.ici.bytes_per_s".
     """
@@ -123,6 +124,7 @@ class Profile:
     op_overhead_s: float
     links: tuple[Link, ...]
     sources: Mapping[str, str] = field(hash=False, repr=False)
+    clock_hz: float | None = None
 
     @property
     def usable_bytes(self) -> int:

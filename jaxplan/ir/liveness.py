@@ -31,30 +31,32 @@ def enclosing_stop(graph: Graph) -> list[list[tuple[int, int]]]:
     return around
 
 
-def needed_until(graph: Graph, stored: Sequence[bool]) -> list[int]:
+def needed_until(graph: Graph, stored: Sequence[bool], times: Sequence[int] | None = None) -> list[int]:
     """For every operation the time until which its operands must live: past it, and past the readers of what it
     makes but doesn't store.
 
     Args:
       stored: for every value whether it exists in memory.
+      times: when each operation runs, no earlier than those that make its operands; None: in program order.
     """
     around = enclosing_stop(graph)
-    start = _starts(graph, around)
-    until = [op.index + 1 for op in graph.ops]
+    when = range(len(graph.ops)) if times is None else times
+    start = _starts(graph, around, when)
+    until = [when[op.index] + 1 for op in graph.ops]
     stop = [0] * len(graph.values)
     for op in reversed(graph.ops):
-        until[op.index] = max([op.index + 1, *(stop[v] for v in op.results if not stored[v])])
+        until[op.index] = max([when[op.index] + 1, *(stop[v] for v in op.results if not stored[v])])
         for operand in op.operands:
             stop[operand] = max(stop[operand], _past_loops(until[op.index], around[op.index], start[operand]))
     return until
 
 
-def _starts(graph: Graph, around: list[list[tuple[int, int]]]) -> list[int]:
+def _starts(graph: Graph, around: list[list[tuple[int, int]]], when: Sequence[int]) -> list[int]:
     start = [0] * len(graph.values)
     for op in graph.ops:
         for result in op.results:
             # a stack is allocated before the loop that fills it; that loop is the innermost around the operation
-            start[result] = around[op.index][-1][0] if op.primitive == "scan_stack" else op.index
+            start[result] = around[op.index][-1][0] if op.primitive == "scan_stack" else when[op.index]
     return start
 
 
@@ -66,20 +68,24 @@ def _past_loops(stop: int, around: list[tuple[int, int]], start: int) -> int:
     return stop
 
 
-def live_intervals(graph: Graph, stored: Sequence[bool] | None = None) -> list[Interval]:
+def live_intervals(
+    graph: Graph, stored: Sequence[bool] | None = None, times: Sequence[int] | None = None
+) -> list[Interval]:
     """The live interval of every value; empty (start == stop) for those never used.
 
     Args:
       stored: for every value whether it exists in memory; None: all do.
+      times: see `needed_until`.
     """
     end = len(graph.ops)
     around = enclosing_stop(graph)
-    start = _starts(graph, around)
-    until = needed_until(graph, [True] * len(graph.values) if stored is None else stored)
+    when = range(end) if times is None else times
+    start = _starts(graph, around, when)
+    until = needed_until(graph, [True] * len(graph.values) if stored is None else stored, when)
     stop = [0] * len(graph.values)
     for op in graph.ops:
         for result in op.results:
-            stop[result] = max(stop[result], op.index + 1)
+            stop[result] = max(stop[result], when[op.index] + 1)
             if op.primitive == "scan_stack":
                 stop[result] = max(stop[result], around[op.index][-1][1])
         for operand in op.operands:

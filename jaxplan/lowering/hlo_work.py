@@ -50,10 +50,9 @@ def compiled_work(hlo_text: str, *, while_trips: float = 16.0) -> tuple[Compiled
     sources = Sources(hlo_text)
     found = []
     for run in runs(hlo_text, while_trips):
-        target = _TARGET.search(run.instruction.rest)
-        if target and target.group(1).startswith("__cudnn$"):
+        if _target(run).startswith("__cudnn$"):
             return None
-        flops = _flops(run, target.group(1) if target else "")
+        flops = product_flops(run)
         if flops:
             found.append(
                 CompiledWork(
@@ -63,8 +62,15 @@ def compiled_work(hlo_text: str, *, while_trips: float = 16.0) -> tuple[Compiled
     return tuple(found)
 
 
-def _flops(run: Run, target: str) -> float:
-    instruction = run.instruction
+def _target(run: Run) -> str:
+    """The library function that an instruction calls, "" for none."""
+    target = _TARGET.search(run.instruction.rest)
+    return target.group(1) if target else ""
+
+
+def product_flops(run: Run) -> float:
+    """FLOPs of one run of a matrix product or convolution; 0 for everything else, cuDNN's calls too."""
+    instruction, target = run.instruction, _target(run)
     if instruction.opcode == "convolution":
         return _convolution(run)
     if instruction.opcode == "dot":

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..cost import CostModel, source_values, traffic
+from ..cost import CostModel, device_bytes, source_values, traffic
 from ..ir import Graph, Op, Value, enclosing_stop, live_intervals, needed_until, settled_values, written_over
 from ..sharding import UNREDUCED, Moves, Rule, Strategies, all_places, pieces, reachable, strategies
 from .problem import Edge, Node, StrategyProblem, Usage
@@ -57,7 +57,7 @@ class _Builder:
         self.input_pins, self.output_pins, self.cap = input_pins, output_pins, cap
         self.rules = rules
         self.source = source_values(graph, self.rules)
-        self.crossing = traffic(graph, self.rules)
+        self.crossing = traffic(graph, self.rules, model.profile.kind)
         self.stored = self.crossing.stored
         self.producers = graph.producers()
         self.uses = graph.uses()
@@ -301,8 +301,8 @@ class _Builder:
     # -- memory -------------------------------------------------------------------------------------------
 
     def _usages(self) -> None:
-        intervals = live_intervals(self.graph, self.stored)
-        needed = needed_until(self.graph, self.stored)
+        intervals = live_intervals(self.graph, self.stored, self.crossing.times)
+        needed = needed_until(self.graph, self.stored, self.crossing.times)
         end = max(len(self.graph.ops), 1)
         aliased = {i: o for i, o in self.graph.aliases}
         settled = settled_values(self.graph)
@@ -334,15 +334,21 @@ class _Builder:
                 self._usage(copy, value, made_stop, stop)
             else:
                 self._usage(port, value, start, stop)
+        for stack in self.crossing.second_stacks:
+            if stack.value in self.values:
+                self._usage(self.values[stack.value], stack.value, stack.start, stack.stop, times=stack.trips)
 
-    def _usage(self, port: Port, value: int, start: int, stop: int, *, pending: bool = False) -> None:
-        """`pending`: only the strategies that leave a pending sum take memory."""
+    def _usage(
+        self, port: Port, value: int, start: int, stop: int, *, pending: bool = False, times: float = 1.0
+    ) -> None:
+        """`pending`: only the strategies that leave a pending sum take memory; `times`: so many of it."""
         if stop <= start:
             return
-        size = self.graph.values[value].bytes
-        key = ("usage", id(port.places), size, pending)
+        tensor = self.graph.values[value]
+        key = ("usage", id(port.places), tensor.shape, tensor.item_bytes, pending, times)
         if key not in self._cache:
-            held = np.ceil(size / pieces(port.places, self.axes)).astype(np.int64)
+            held = device_bytes(tensor, port.places, self.axes, self.model.profile.kind)
+            held = np.ceil(held * times).astype(np.int64)
             held = held * (port.places == UNREDUCED).any(axis=1) if pending else held
             self._cache[key] = self._shared(held)
         if self._cache[key].any():

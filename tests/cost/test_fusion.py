@@ -24,7 +24,7 @@ CHEAP: tuple[Callable[[Any], Any], ...] = (jnp.sin, jnp.abs, lambda x: x * 2, la
 
 def crossing(fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = ()) -> tuple[Graph, Traffic]:
     graph = trace(fn, args, {}, donate_argnums=donate).graph
-    return graph, traffic(graph, graph_rules(graph))
+    return graph, traffic(graph, graph_rules(graph), "tpu")
 
 
 def whole(amounts: tuple[tuple[float, ...], ...]) -> float:

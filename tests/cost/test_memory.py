@@ -9,9 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from jaxplan.cost import MemoryProfile, simulate_memory
-from jaxplan.ir import Graph, trace
+from jaxplan.cost import MemoryProfile, device_bytes, simulate_memory, traffic
+from jaxplan.ir import Graph, Value, trace
+from jaxplan.search import graph_rules
+from jaxplan.sharding import all_places
 
 AXES = (("data", 4), ("model", 2))
 WHOLE = np.array([-1, -1], np.int8)
@@ -133,3 +137,60 @@ def test_captured_constants_stay_to_the_end() -> None:
     graph = trace(lambda x: (x @ table) @ x, (square(),), {}).graph
     without = trace(lambda x: (x @ x) @ x, (square(),), {}).graph
     assert (profile(graph).curve - profile(without).curve).tolist() == [256, 256]
+
+
+@given(
+    shape=st.lists(st.sampled_from((1, 2, 3, 8, 25, 197, 200, 1024)), min_size=1, max_size=4),
+    item=st.sampled_from((2, 4)),
+)
+def test_a_tpu_pads_what_no_tile_holds_and_nothing_else(shape: list[int], item: int) -> None:
+    tensor = Value(index=0, shape=tuple(shape), dtype="x", item_bytes=item, name="x")
+    places = all_places(tensor.shape, AXES)
+    on_gpu, on_tpu = (device_bytes(tensor, places, AXES, platform) for platform in ("gpu", "tpu"))
+    assert (on_tpu >= on_gpu).all()
+    for row, plain, padded in zip(places, on_gpu, on_tpu, strict=True):
+        local = [
+            int(np.ceil(n / np.prod([s for (_, s), d in zip(AXES, row, strict=True) if d == i])))
+            for i, n in enumerate(shape)
+        ]
+        pairs = [(a, b) for a in range(len(local)) for b in range(len(local)) if a != b]
+        if any(local[a] % 8 == 0 and local[b] % 128 == 0 for a, b in pairs):
+            assert padded == plain
+        elif pairs and all(local[b] % 128 for b in range(len(local))):
+            assert padded > plain
+
+
+def test_weights_that_a_loop_converts_are_there_twice_on_tpu() -> None:
+    def step(weights: Any, x: Any) -> Any:
+        return jax.lax.scan(lambda x, w: (x @ w.astype(jnp.bfloat16), None), x, weights)[0]
+
+    stack = jax.ShapeDtypeStruct((6, 128, 128), jnp.float32)
+    graph = trace(step, (stack, jax.ShapeDtypeStruct((128, 128), jnp.bfloat16)), {}).graph
+    rules = graph_rules(graph)
+    (second,) = traffic(graph, rules, "tpu").second_stacks
+    assert second.trips == 6 and graph.values[second.value].shape == (128, 128)
+    assert graph.values[second.value].dtype == "bfloat16"
+    assert not traffic(graph, rules, "gpu").second_stacks
+
+
+def test_what_is_fused_runs_when_its_last_operand_is_made() -> None:
+    """A gradient's arithmetic stands at the end, and holds nothing up till then."""
+
+    def step(w: Any, x: Any, m: Any) -> Any:
+        y = x @ w
+        grad = y @ x
+        for _ in range(5):
+            y = jnp.tanh(y) @ w
+        return y, 0.9 * m + grad * 2.0
+
+    graph = graph_of(step, 3)
+    rules = graph_rules(graph)
+    times = traffic(graph, rules, "tpu").times
+    products = [op.index for op in graph.ops if op.primitive == "dot_general"]
+    last = max(op.index for op in graph.ops if op.primitive in ("add", "add_any"))
+    assert last > products[-1] and times[last] == products[1]
+    producers = graph.producers()
+    for op in graph.ops:
+        for value in op.operands:
+            if producers[value] >= 0 and op.primitive == "dot_general":
+                assert times[producers[value]] <= times[op.index]

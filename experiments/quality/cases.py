@@ -1,0 +1,74 @@
+"""The train steps that are planned and compiled: published sizes where a slice of eight holds them, medium ones else.
+
+Layers are scanned where the model can: a compile's time grows with the program, not with the tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
+
+import jax
+
+from models import gpt, llama, lstm, mlp, moe, resnet, vit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A model at one size; `what` is its line on the page."""
+
+    name: str
+    model: ModuleType
+    config: Any
+    what: str
+
+    def step(self) -> Callable[..., Any]:
+        """`(state, batch) -> (state, metrics)`, for one device."""
+        step: Callable[..., Any] = self.model.make_train_step(self.config)
+        return step
+
+    def shapes(self) -> tuple[Any, Any]:
+        """State and batch as ShapeDtypeStructs; allocates nothing."""
+        state = jax.eval_shape(lambda: self.model.init_state(self.config, jax.random.key(0)))
+        return state, self.model.batch_shapes(self.config)
+
+
+_GPT_BLOCK = gpt.Config(
+    n_layers=8, dim=1024, n_heads=8, seq_len=512, batch_size=16, vocab_size=8192, scan_layers=True
+)
+_MEDIUM_LLAMA = llama.Config(
+    n_layers=16, dim=2048, n_heads=32, n_kv_heads=8, hidden_dim=8192, vocab_size=128256, seq_len=4096,
+    batch_size=16, scan_layers=True, remat=True,
+)  # fmt: skip
+_MEDIUM_MOE = moe.Config(
+    n_layers=8, dim=2048, n_heads=16, n_kv_heads=8, head_dim=128, hidden_dim=4096, n_experts=8, top_k=2,
+    vocab_size=32000, seq_len=1024, batch_size=32, scan_layers=True, remat=True,
+)  # fmt: skip
+
+CASES = {
+    case.name: case
+    for case in (
+        Case(name="gpt-block", model=gpt, config=_GPT_BLOCK,
+             what="GPT, 8 layers, d 1024, 16 x 512 tokens: the size of XLA AUTO's comparison"),
+        Case(name="gpt2-medium", model=gpt, config=replace(gpt.CONFIGS["gpt2-medium"], scan_layers=True),
+             what="GPT-2 medium, 64 x 1024 tokens, nothing computed again"),
+        Case(name="gpt2-xl", model=gpt, config=gpt.CONFIGS["gpt2-xl"], what="GPT-2 XL, 64 x 1024 tokens, remat"),
+        Case(name="llama-1b", model=llama, config=_MEDIUM_LLAMA,
+             what="Llama 3.2 1B's sizes, 16 x 4096 tokens, remat"),
+        Case(name="llama2-7b", model=llama, config=replace(llama.CONFIGS["llama2-7b"], batch_size=16),
+             what="Llama 2 7B, 16 x 4096 tokens, remat"),
+        Case(name="moe-8x", model=moe, config=_MEDIUM_MOE,
+             what="Mixture of 8 experts, top 2, 8 layers, d 2048, 32 x 1024 tokens, remat"),
+        Case(name="vit-l16", model=vit, config=replace(vit.CONFIGS["vit-l16"], scan_layers=True, batch_size=128),
+             what="ViT-L/16, 128 images of 224 x 224"),
+        Case(name="vit-h14", model=vit, config=vit.CONFIGS["vit-h14"], what="ViT-H/14, 224 x 224, remat"),
+        Case(name="resnet50", model=resnet, config=resnet.CONFIGS["resnet50"], what="ResNet-50, 224 x 224"),
+        Case(name="lstm-ptb", model=lstm, config=lstm.CONFIGS["ptb-medium"], what="LSTM, Penn Treebank, medium"),
+        Case(name="mlp-wide", model=mlp, config=mlp.CONFIGS["wide-small-batch"],
+             what="MLP 8192-32768-8192-32768-8192, batch 64"),
+        Case(name="mlp-batch", model=mlp, config=mlp.CONFIGS["wide-big-batch"],
+             what="MLP 8192-8192-8192-8192, batch 262144"),
+    )
+}  # fmt: skip

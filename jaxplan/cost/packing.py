@@ -1,0 +1,56 @@
+"""How much memory buffers take when they are laid out: more than what is alive at once, for they leave gaps.
+
+XLA gives every buffer one offset for its whole life.  Its heap simulator places the largest first, each in the smallest
+gap that is free for all of its life, else on top (`GlobalDecreasingSizeBestFitHeap`,
+xla/service/heap_simulator/heap_simulator.h), once by size and once by size and length of life, and keeps the better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+_SMALL = 1e-4
+"""Buffers under this share of all bytes fill gaps: they are not placed."""
+
+_NONE = (np.zeros(0, np.int64),) * 3
+
+
+def gap_bytes(buffers: Sequence[tuple[int, int, int]]) -> int:
+    """Bytes by which buffers, each (start, stop, bytes), take more laid out as XLA does than are ever alive at once."""
+    start, stop, size = (
+        (np.array(column, np.int64) for column in zip(*buffers, strict=True)) if buffers else _NONE
+    )
+    large = size >= _SMALL * size.sum()
+    start, stop, size = start[large], stop[large], size[large]
+    if not len(size):
+        return 0
+    by_size = np.lexsort((start, start - stop, -size))
+    by_life = np.lexsort((start, -size, start - stop))
+    placed = min(_place(start[order], stop[order], size[order]) for order in (by_size, by_life))
+    return placed - _most_alive(start, stop, size)
+
+
+def _most_alive(start: np.ndarray, stop: np.ndarray, size: np.ndarray) -> int:
+    delta = np.zeros(int(stop.max()) + 1, np.int64)
+    np.add.at(delta, start, size)
+    np.subtract.at(delta, stop, size)
+    return int(np.cumsum(delta).max())
+
+
+def _place(start: np.ndarray, stop: np.ndarray, size: np.ndarray) -> int:
+    """The highest end of buffers placed in this order, each in the tightest gap."""
+    offset = np.zeros(len(size), np.int64)
+    top = 0
+    for i in range(len(size)):
+        others = np.flatnonzero((start[:i] < stop[i]) & (start[i] < stop[:i]))
+        if len(others):
+            others = others[np.argsort(offset[others], kind="stable")]
+            ends = np.maximum.accumulate(offset[others] + size[others])
+            gap_starts = np.concatenate(([0], ends[:-1]))
+            gaps = offset[others] - gap_starts
+            fits = np.flatnonzero(gaps >= size[i])
+            offset[i] = gap_starts[fits[np.argmin(gaps[fits])]] if len(fits) else ends[-1]
+        top = max(top, int(offset[i] + size[i]))
+    return top

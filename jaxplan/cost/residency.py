@@ -1,0 +1,144 @@
+"""When fused operations run, and which loops' stacks are in memory twice: what XLA does beside the program's order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..ir import Graph, Op
+from ..sharding import Rule
+
+VIEWS = frozenset({"reshape", "squeeze", "transpose"})
+"""Movement that a contraction's operand or result needs no memory for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flow:
+    """A graph with what fusion knows of it.
+
+    Attributes:
+      kinds: of every operation, "fused", "reduction", "heavy" or "edge".
+      source: of every value whether it is made anywhere at no price; producers: its operation, or -1.
+      loop_of: of every operation the innermost loop around it, or -1.
+    """
+
+    graph: Graph
+    rules: Sequence[Rule]
+    kinds: Sequence[str]
+    source: Sequence[bool]
+    producers: Sequence[int]
+    loop_of: Sequence[int]
+
+
+class SecondStack(NamedTuple):
+    """A loop's stack that is in memory a second time.
+
+    TPU: weights that are converted once, before the loops that slice them.  GPU: residuals that the forward loop writes
+    in the order that their product came in, and that are written again in row-major order as the backward loop begins.
+
+    Attributes:
+      value: one iteration's slice of it; trips: how many there are.
+      start, stop: when it is there.
+    """
+
+    value: int
+    trips: float
+    start: int
+    stop: int
+
+
+def run_times(flow: Flow, stored: Sequence[bool]) -> tuple[int, ...]:
+    """When each operation runs on TPU, as the index of an operation, see `fusion.Traffic`."""
+    times = list(range(len(flow.graph.ops)))
+    ready = [-1] * len(flow.graph.values)  # -1: waits for nothing in the loop body that it is made in
+    for op in flow.graph.ops:
+        if flow.kinds[op.index] in ("fused", "reduction"):
+            first = max((_ready(flow, v, op, ready) for v in op.operands), default=-1)
+            kept = any(stored[v] for v in op.results)
+            if first >= 0:
+                times[op.index] = first
+            elif not kept:  # computed where it is read
+                times[op.index] = (
+                    flow.graph.loops[flow.loop_of[op.index]].start if flow.loop_of[op.index] >= 0 else 0
+                )
+            for value in op.results:
+                ready[value] = first if first >= 0 or not kept else op.index
+        else:
+            for value in op.results:
+                ready[value] = op.index
+    return tuple(times)
+
+
+def _ready(flow: Flow, value: int, op: Op, ready: Sequence[int]) -> int:
+    """When `value` is there for `op`: at once if it comes from outside the loop body, or when its own loop ends."""
+    producer = flow.producers[value]
+    if producer < 0 or flow.source[value]:
+        return -1
+    if flow.loop_of[producer] == flow.loop_of[op.index]:
+        return ready[value]
+    for loop in flow.graph.loops:
+        if loop.start <= producer < loop.stop and not loop.start <= op.index < loop.stop:
+            return loop.stop - 1
+    return -1
+
+
+def converted_stacks(flow: Flow) -> tuple[SecondStack, ...]:
+    """One for each argument that loops slice and convert to a smaller type."""
+    found: dict[tuple[int, str], SecondStack] = {}
+    slices = {op.results[0]: op for op in flow.graph.ops if op.primitive == "scan_slice"}
+    for op in flow.graph.ops:
+        sliced = slices.get(op.operands[0]) if op.primitive == "convert_element_type" else None
+        if sliced is None or flow.producers[sliced.operands[0]] >= 0:
+            continue
+        before, after = flow.graph.values[op.operands[0]], flow.graph.values[op.results[0]]
+        if after.item_bytes < before.item_bytes:
+            loop = flow.graph.loops[flow.loop_of[sliced.index]]
+            key = (sliced.operands[0], after.dtype)
+            first = found.get(key, SecondStack(op.results[0], loop.trips, loop.start, loop.stop))
+            found[key] = first._replace(start=min(first.start, loop.start), stop=max(first.stop, loop.stop))
+    return tuple(found.values())
+
+
+def reordered_stacks(flow: Flow) -> tuple[SecondStack, ...]:
+    """The largest of the stacks that are written in another order as a later loop begins: one is at a time."""
+    largest: SecondStack | None = None
+    bytes_of = [tensor.bytes for tensor in flow.graph.values]
+    written = {op.results[0]: op.operands[0] for op in flow.graph.ops if op.primitive == "scan_stack"}
+    for op in flow.graph.ops:
+        value = written.get(op.operands[0], -1) if op.primitive == "scan_slice" else -1
+        if value >= 0 and _permuted(flow, value):
+            loop = flow.graph.loops[flow.loop_of[op.index]]
+            if largest is None or bytes_of[value] * loop.trips > bytes_of[largest.value] * largest.trips:
+                largest = SecondStack(value, loop.trips, loop.start, loop.start + 1)
+    return (largest,) if largest else ()
+
+
+def _permuted(flow: Flow, value: int) -> bool:
+    """Whether `value` is made elementwise of a product's transposed result: XLA leaves it in the order of that."""
+    while (producer := flow.producers[value]) >= 0:
+        op = flow.graph.ops[producer]
+        if op.primitive == "transpose":
+            shape = flow.graph.values[value].shape
+            order = [d for d, size in zip(op.params["permutation"], shape, strict=True) if size > 1]
+            return (
+                order != sorted(order)
+                and flow.rules[flow.producers[unmoved(flow.graph, flow.producers, value)]].matmul
+            )
+        if flow.kinds[producer] != "fused":
+            return False
+        size = flow.graph.values[value].shape
+        alike = [v for v in op.operands if flow.graph.values[v].shape == size and not flow.source[v]]
+        if op.primitive in VIEWS:
+            alike = list(op.operands)
+        if not alike:
+            return False
+        value = alike[0]
+    return False
+
+
+def unmoved(graph: Graph, producers: Sequence[int], value: int) -> int:
+    """What `value` is a transposition or reshape of: a contraction's operand is read in any order."""
+    while producers[value] >= 0 and graph.ops[producers[value]].primitive in VIEWS:
+        value = graph.ops[producers[value]].operands[0]
+    return value

@@ -1,0 +1,210 @@
+"""Seconds of a compiled program by one rule that is not the planner's: what XLA made of a step, priced instruction
+by instruction.
+
+TPU: the compiler's own estimated cycles over the clock.  GPU and CPU: a roofline of each kernel, whose arithmetic and
+memory traffic are read off the compiled text.  Everything counts as often as the loops around it run.  Collectives
+are alpha-beta on the links of their mesh axes, nothing of them hidden.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ..cost import CostModel, roofline_seconds
+from ..hardware import Profile
+from .hlo import compiled_collectives, estimated_cycles
+from .hlo_text import Instruction, Run, arrays_of, bytes_of, runs
+from .hlo_work import product_flops
+
+_DIM_LABELS = re.compile(r"dim_labels=\w+_(\w+)->")
+_NO_KERNEL = frozenset(
+    {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all",
+     "partition-id", "replica-id", "iota", "opt-barrier", "async-start", "async-done", "async-update"}
+)  # fmt: skip
+_COLLECTIVE = re.compile(
+    r"(all-gather|all-reduce|reduce-scatter|all-to-all|ragged-all-to-all|collective-permute|collective-broadcast)"
+    r"(-start|-done)?$"
+)
+_SLICES = frozenset({"slice", "dynamic-slice", "gather"})
+_FREE_INSIDE = _NO_KERNEL | _SLICES | {"broadcast", "reshape", "transpose", "copy", "pad", "concatenate", "reverse",
+                                       "dynamic-update-slice", "scatter", "dot", "convolution", "fusion"}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledPrice:
+    """Seconds of one step of a compiled program.
+
+    Attributes:
+      compute_s: of everything that is no collective; comm_s: of the collectives, nothing hidden.
+      rule: what priced the computation, "estimated cycles" or "roofline".
+    """
+
+    compute_s: float
+    comm_s: float
+    rule: str
+
+    @property
+    def step_s(self) -> float:
+        """Computation, then communication."""
+        return self.compute_s + self.comm_s
+
+
+def compiled_price(hlo_text: str, model: CostModel, *, while_trips: float = 16.0) -> CompiledPrice:
+    """Price `compiled.as_text()` on `model`'s machine and mesh.
+
+    Args:
+      while_trips: of loops whose trip count is unknown.
+    """
+    every = [name for name, _ in model.axes]
+    comm_s = sum(
+        model.collective_over(c.kind, c.bytes, every if c.axes == ("?",) else c.axes) * c.trips
+        for c in compiled_collectives(hlo_text, model.axes, while_trips=while_trips)
+    )
+    clock_hz = model.profile.clock_hz
+    if clock_hz is not None:
+        cycles = estimated_cycles(hlo_text, while_trips=while_trips)
+        return CompiledPrice(compute_s=cycles / clock_hz, comm_s=comm_s, rule="estimated cycles")
+    compute_s = sum(
+        kernel.seconds(model.profile) * kernel.trips for kernel in compiled_kernels(hlo_text, while_trips)
+    )
+    return CompiledPrice(compute_s=compute_s, comm_s=comm_s, rule="roofline")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """One kernel of a compiled program.
+
+    Attributes:
+      name: of its instruction; op_name: the name stack of the operation it was made for.
+      flops: of its matrix products, whose operands are of `dtype`; vector_flops: of everything else in it.
+      bytes: memory that it reads and writes.
+      trips: how often it runs in one step.
+    """
+
+    name: str
+    op_name: str
+    flops: float
+    vector_flops: float
+    bytes: float
+    dtype: str
+    trips: float
+
+    def seconds(self, profile: Profile) -> float:
+        """Of one run: arithmetic and memory overlap, and no kernel takes less than its start."""
+        product_s = float(roofline_seconds(self.flops, self.bytes, self.dtype, profile, matmul=True))
+        return max(product_s, self.vector_flops / profile.vector_flops_per_s)
+
+
+def compiled_kernels(hlo_text: str, while_trips: float = 16.0) -> Iterator[Kernel]:
+    """The kernels of a compiled program, in program order; collectives are none."""
+    outer: Run | None = None
+    inner: list[Run] = []
+    for run in runs(hlo_text, while_trips):
+        if run.fusion:
+            inner.append(run)
+            continue
+        if outer is not None:
+            yield _kernel(outer, inner)
+        opcode = run.instruction.opcode
+        outer, inner = (None if opcode in _NO_KERNEL or _COLLECTIVE.match(opcode) else run), []
+    if outer is not None:
+        yield _kernel(outer, inner)
+
+
+def _kernel(outer: Run, inner: list[Run]) -> Kernel:
+    flops, vector_flops, dtype = 0.0, 0.0, "float32"
+    for run in inner or [outer]:
+        part, siblings = run.instruction, run.siblings
+        products = product_flops(run) or _library_flops(part, siblings)
+        if products:
+            flops += products
+            dtype = _DTYPES.get(arrays_of(siblings[part.operands[0]].type)[0][0], "float32")
+        elif part.opcode == "reduce":
+            vector_flops += sum(
+                _elements(siblings[name].type) for name in part.operands[: len(part.operands) // 2]
+            )
+        elif part.opcode not in _FREE_INSIDE:
+            vector_flops += _elements(part.type)
+    return Kernel(
+        name=outer.instruction.name,
+        op_name=outer.op_name,
+        flops=flops,
+        vector_flops=vector_flops,
+        bytes=_traffic(outer, inner),
+        dtype=dtype,
+        trips=outer.trips,
+    )
+
+
+def _library_flops(part: Instruction, siblings: Mapping[str, Instruction]) -> float:
+    """Arithmetic of a convolution that cuDNN is called for, its window taken to lie inside everywhere."""
+    labels = _DIM_LABELS.search(part.rest)
+    if part.opcode != "custom-call" or not labels or part.operands[1] not in siblings:
+        return 0.0
+    kernel = arrays_of(siblings[part.operands[1]].type)[0][1]
+    terms = math.prod(size for size, label in zip(kernel, labels[1], strict=False) if label != "o")
+    return 2.0 * math.prod(arrays_of(part.type)[0][1]) * terms
+
+
+def _traffic(outer: Run, inner: list[Run]) -> float:
+    """Bytes that a kernel reads and writes: slices read what they take, updates write what they put, in place."""
+    instruction, siblings = outer.instruction, outer.siblings
+    if instruction.opcode == "dynamic-update-slice":
+        return 2.0 * _bytes_named(instruction.operands[1:2], siblings)
+    if instruction.opcode in _SLICES:
+        return 2.0 * bytes_of(instruction.type)
+    own = [run for run in inner if run.siblings is inner[0].siblings] if inner else []
+    if not own:
+        return bytes_of(instruction.type) + _bytes_named(instruction.operands, siblings)
+    body = {run.instruction.name: run.instruction for run in own}
+    used: dict[str, list[tuple[Instruction, int]]] = {}
+    for part in body.values():
+        for position, name in enumerate(part.operands):
+            used.setdefault(name, []).append((part, position))
+    total = 0.0
+    for part in body.values():
+        if part.opcode != "parameter":
+            continue
+        readers = _past_bitcasts(part.name, used)
+        if readers and all(
+            (r.opcode in _SLICES or r.opcode == "dynamic-update-slice") and position == 0
+            for r, position in readers
+        ):
+            total += sum(bytes_of(r.type) for r, _ in readers if r.opcode in _SLICES)
+        else:
+            total += bytes_of(part.type)
+    root = own[-1].instruction
+    roots = [body[name] for name in root.operands if name in body] if root.opcode == "tuple" else [root]
+    for written in roots:
+        while written.opcode == "bitcast" and written.operands[0] in body:
+            written = body[written.operands[0]]
+        updated = written.opcode == "dynamic-update-slice" and written.operands[1] in body
+        total += bytes_of(body[written.operands[1]].type if updated else written.type)
+    return total
+
+
+def _past_bitcasts(
+    name: str, used: Mapping[str, list[tuple[Instruction, int]]]
+) -> list[tuple[Instruction, int]]:
+    found = []
+    for part, position in used.get(name, []):
+        found += _past_bitcasts(part.name, used) if part.opcode == "bitcast" else [(part, position)]
+    return found
+
+
+def _bytes_named(names: tuple[str, ...], siblings: Mapping[str, Instruction]) -> float:
+    return float(sum(bytes_of(siblings[name].type) for name in names if name in siblings))
+
+
+def _elements(type_text: str) -> float:
+    return float(sum(math.prod(shape) for _, shape in arrays_of(type_text)))
+
+
+_DTYPES = {
+    "f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float16", "s8": "int8", "u8": "uint8",
+    "f8e4m3fn": "float8_e4m3fn", "f8e5m2": "float8_e5m2",
+}  # fmt: skip
+"""Element types of HLO -> NumPy names, where a matrix unit runs them."""

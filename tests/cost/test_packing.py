@@ -1,0 +1,49 @@
+"""Where buffers lie: laws against the live bytes and against every order of placing."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxplan.cost.packing import gap_bytes
+
+Buffer = tuple[int, int, int]
+buffers = st.lists(
+    st.tuples(st.integers(0, 12), st.integers(1, 8), st.integers(1, 50)).map(
+        lambda b: (b[0], b[0] + b[1], b[2])
+    ),
+    max_size=7,
+)
+
+
+def most_alive(found: list[Buffer]) -> int:
+    return max((sum(size for a, b, size in found if a <= t < b) for t in range(21)), default=0)
+
+
+def lowest_fits(order: tuple[Buffer, ...]) -> int:
+    """The height when each buffer in turn takes the lowest offset that is free for all its life."""
+    placed: list[tuple[Buffer, int]] = []
+    for start, stop, size in order:
+        beside = [(offset, offset + s) for (a, b, s), offset in placed if a < stop and start < b]
+        free = min(o for o in [0, *(e for _, e in beside)] if all(o + size <= a or b <= o for a, b in beside))
+        placed.append(((start, stop, size), free))
+    return max((offset + b[2] for b, offset in placed), default=0)
+
+
+@given(buffers)
+def test_buffers_take_at_least_what_is_alive_and_at_most_their_sum(found: list[Buffer]) -> None:
+    alive = most_alive(found)
+    assert 0 <= gap_bytes(found) <= sum(size for _, _, size in found) - alive
+
+
+@given(buffers)
+def test_no_layout_is_lower_than_the_best_order_of_placing(found: list[Buffer]) -> None:
+    best = min(lowest_fits(order) for order in itertools.permutations(found))
+    assert most_alive(found) + gap_bytes(found) >= best
+
+
+@given(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 50)), max_size=8))
+def test_buffers_that_all_live_to_the_end_leave_no_gaps(found: list[tuple[int, int]]) -> None:
+    assert gap_bytes([(start, 30, size) for start, size in found]) == 0

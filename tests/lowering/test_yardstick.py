@@ -1,0 +1,66 @@
+"""Compiled kernels counted against what the program must do, on programs that forced host devices compile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxplan.cost import CostModel
+from jaxplan.hardware import axis_links, load_profile
+from jaxplan.lowering.yardstick import compiled_kernels, compiled_price
+
+AXES = (("data", 8),)
+
+
+def text_of(fn: Any, *shapes: Any) -> str:
+    text = jax.jit(fn).lower(*shapes).compile().as_text()
+    assert text is not None
+    return text
+
+
+def square(size: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((size, size), jnp.float32)
+
+
+def model(hardware: str) -> CostModel:
+    profile = load_profile(hardware)
+    links = axis_links(profile, AXES)
+    return CostModel(profile=profile, axes=AXES, links=tuple(links[name] for name, _ in AXES))
+
+
+@pytest.mark.parametrize("trips", [1, 7])
+def test_a_loops_products_count_as_often_as_it_runs(trips: int) -> None:
+    def step(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda x, _: (jnp.tanh(x @ w), None), x, None, length=trips)[0]
+
+    kernels = list(compiled_kernels(text_of(step, square(64), square(64))))
+    assert sum(k.flops * k.trips for k in kernels) == trips * 2 * 64**3
+
+
+def test_a_chain_of_cheap_operations_moves_its_argument_and_its_result() -> None:
+    kernels = list(compiled_kernels(text_of(lambda x: jnp.sin(x) * 2 + 1, square(512))))
+    assert sum(k.bytes * k.trips for k in kernels) == 2 * 4 * 512**2
+    assert not any(k.flops for k in kernels)
+
+
+def test_a_slice_reads_what_it_takes() -> None:
+    kernels = list(
+        compiled_kernels(
+            text_of(lambda x, i: jax.lax.dynamic_slice(x, (i, 0), (8, 512)) + 1.0, square(512), jnp.int32(0))
+        )
+    )
+    moved = sum(k.bytes * k.trips for k in kernels)
+    assert 2 * 4 * 8 * 512 <= moved <= 2 * 4 * 8 * 512 + 64
+
+
+def test_a_price_is_the_sum_of_its_kernels_and_collectives() -> None:
+    text = text_of(lambda x, w: x @ w, square(128), square(128))
+    price = compiled_price(text, model("h100"))
+    kernels = list(compiled_kernels(text))
+    profile = load_profile("h100")
+    assert price.comm_s == 0 and price.rule == "roofline"
+    assert price.compute_s == pytest.approx(sum(k.seconds(profile) for k in kernels))
+    assert price.step_s >= 2 * 128**3 / profile.peak_for("float32")
