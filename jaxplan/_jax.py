@@ -150,7 +150,13 @@ def equation_context(eqn: Any, scope: str) -> Iterator[None]:
     stack = _source_info_util.current_name_stack() + eqn.source_info.name_stack
     if scope:
         stack = stack.extend(scope)
-    with _source_info_util.user_context(eqn.source_info.traceback, name_stack=stack), eqn.ctx.manager:
+    # The mesh that the program was traced under is left behind: here the plan's holds, whatever that was.
+    mesh = jax.sharding.get_abstract_mesh()
+    with (
+        _source_info_util.user_context(eqn.source_info.traceback, name_stack=stack),
+        eqn.ctx.manager,
+        jax.sharding.use_abstract_mesh(mesh),
+    ):
         yield
 
 

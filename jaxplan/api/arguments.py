@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
 
 from ..errors import ArgumentError
+from ..ir import auto_mesh_of
 from ..plans import Plan
 
 
@@ -65,23 +66,67 @@ def collector_paused() -> Iterator[None]:
         gc.enable()
 
 
+def as_auto_mesh_in_force() -> contextlib.AbstractContextManager[Any]:
+    """A context with the mesh of `jax.set_mesh`, of Auto axes; nothing where none is in force.
+
+    A step that names its axes is traced there: Flax's logical constraints, for one, are nothing without a mesh.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return contextlib.nullcontext()
+    return jax.sharding.use_abstract_mesh(auto_mesh_of(tuple(mesh.shape.items())))
+
+
+def _misplaced(leaf: Any, sharding: NamedSharding) -> bool:
+    return (
+        isinstance(leaf, jax.Array)
+        and leaf.committed
+        and not leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
+    )
+
+
+def cut_copies(
+    error: ValueError, shardings: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The arguments with whole copies on all the plan's devices cut as planned; None where that can't be the error.
+
+    Under `jax.set_mesh` every new array is such a copy.  Each device keeps a part of what it has: nothing is sent.
+    """
+    if not _about_placement(error):
+        return None
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    wanted = jax.tree.leaves(shardings)
+    whole = [
+        i
+        for i, (leaf, sharding) in enumerate(zip(leaves, wanted, strict=True))
+        if _misplaced(leaf, sharding)
+        and leaf.sharding.is_fully_replicated
+        and leaf.sharding.device_set == sharding.device_set
+    ]
+    if not whole:
+        return None
+    for i, leaf in zip(
+        whole, jax.device_put([leaves[i] for i in whole], [wanted[i] for i in whole]), strict=True
+    ):
+        leaves[i] = leaf
+    return jax.tree.unflatten(tree, leaves)
+
+
+def _about_placement(error: ValueError) -> bool:
+    return "Sharding passed to jit does not match" in str(error) or "incompatible devices" in str(error)
+
+
 def describe_misplaced(error: ValueError, plan: Plan, shardings: Any, args: Any, kwargs: Any) -> Exception:
     """An ArgumentError naming the leaves that lie elsewhere than planned; the error itself when that isn't it."""
-    if "Sharding passed to jit does not match" not in str(error) and "incompatible devices" not in str(error):
+    if not _about_placement(error):
         return error
     leaves = jax.tree.leaves((args, kwargs))
     wanted = jax.tree.leaves(shardings)
-    lines = []
-    for tensor, leaf, sharding in zip(plan.inputs, leaves, wanted, strict=True):
-        committed = getattr(leaf, "committed", getattr(leaf, "_committed", False))
-        if (
-            isinstance(leaf, jax.Array)
-            and committed
-            and not leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
-        ):
-            lines.append(
-                f"  {tensor.path}: lies on {leaf.sharding}, planned is {sharding.spec} on mesh {dict(plan.axes)}"
-            )
+    lines = [
+        f"  {tensor.path}: lies on {leaf.sharding}, planned is {sharding.spec} on mesh {dict(plan.axes)}"
+        for tensor, leaf, sharding in zip(plan.inputs, leaves, wanted, strict=True)
+        if _misplaced(leaf, sharding)
+    ]
     if not lines:
         return error
     more = f"\n  and {len(lines) - 8} more" if len(lines) > 8 else ""

@@ -14,7 +14,8 @@ from ..errors import ArgumentError, PlanMismatchError
 from ..ir import Traced, trace
 from ..plans import Plan
 from ..units import parse_bytes
-from .arguments import collector_paused, describe_misplaced, outside_any_mesh, shape_of
+from .annotations import annotations_of
+from .arguments import as_auto_mesh_in_force, collector_paused, outside_any_mesh, shape_of
 from .meshes import Target, target_of
 from .options import Options, as_options
 from .planner import make_plan
@@ -71,8 +72,9 @@ class ShardedStep:
         shapes = [shape_of(leaf) for leaf in leaves]
         key = (static, tree, tuple((s.shape, str(s.dtype), s.weak_type) for s in shapes))
         if key not in self._variants:
+            ambient = as_auto_mesh_in_force()
             with outside_any_mesh(), collector_paused():
-                self._variants[key] = self._plan_variant(args, kwargs, dynamic, dynamic_kwargs)
+                self._variants[key] = self._plan_variant(args, kwargs, dynamic, dynamic_kwargs, ambient)
         self._last[static] = self._variants[key]
         return self._variants[key]
 
@@ -82,25 +84,31 @@ class ShardedStep:
         kwargs: dict[str, Any],
         dynamic: tuple[Any, ...],
         dynamic_kwargs: dict[str, Any],
+        ambient: Any,
     ) -> Variant:
+        """A plan made now; `ambient` is the context to trace in."""
         positions = {n % len(args) for n in self._static if -len(args) <= n < len(args)} if args else set()
         shaped = tuple(a if i in positions else jax.tree.map(shape_of, a) for i, a in enumerate(args))
         shaped_kwargs = {
             k: v if k in self._static_names else jax.tree.map(shape_of, v) for k, v in kwargs.items()
         }
-        traced = trace(
+        with ambient:
+            traced = trace(
             self._fn, shaped, shaped_kwargs, static_argnums=tuple(sorted(positions)),
             static_argnames=self._static_names, donate_argnums=self._donate, while_trips=self._options.while_trips,
+            axes=self._target.axes, keep_constraints=self._options.annotations == "pin",
         )  # fmt: skip
         donated = {n % len(args) for n in self._donate} if args else set()
         donate = [i for i, n in enumerate(n for n in range(len(args)) if n not in positions) if n in donated]
+        said = annotations_of((dynamic, dynamic_kwargs), self._target.axes, self._options.axis_rules)
 
         def make() -> Plan:
             if self._options.plan is not None:
                 return _bound(self._options.plan, traced, self._target)
-            return make_plan(traced, self._target, self._budget, self._constraints, self._options)
+            return make_plan(traced, self._target, self._budget, self._constraints, self._options, said)
 
-        plan = agreed_plan(traced, self._target, self._settings(), make)
+        settings = {**self._settings(), "annotations": str(sorted(said.items())) if said else "none"}
+        plan = agreed_plan(traced, self._target, settings, make)
         return Variant(traced, plan, self._target, donate, bool(dynamic_kwargs))
 
     def _settings(self) -> dict[str, str]:
@@ -123,8 +131,8 @@ class ShardedStep:
                 return variant.jitted(*args)
             except (OtherSignature, ExplicitArguments):
                 pass
-            except ValueError as error:
-                raise describe_misplaced(error, variant.plan, variant.in_trees, args, kwargs) from error
+            except ValueError:  # where an argument lies elsewhere, `_call` moves it or says so
+                return self._call(args, kwargs)
         return self._call(args, kwargs)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

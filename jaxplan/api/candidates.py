@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ..cost import CostModel, MemoryProfile, simulate_memory, traffic
 from ..errors import RuleError
 from ..ir import Traced
@@ -97,6 +99,17 @@ def near_least_peak(
     return decide(space, chosen.assignment), chosen
 
 
+def _assignment_in(space: Space, found: Found) -> tuple[int, ...]:
+    """An assignment of a space with more pins, in this one: the same layouts, counted among more."""
+    chosen = list(found.result.assignment)
+    for value, port in found.space.values.items():
+        wider = space.values[value].places
+        if len(wider) != len(port.places):
+            row = port.places[chosen[port.node]]
+            chosen[port.node] = int(np.flatnonzero((wider == row).all(axis=1))[0])
+    return tuple(chosen)
+
+
 class Pipeline:
     """What all searches of one step share: the traced step, its rules, prices and budget."""
 
@@ -135,18 +148,23 @@ class Pipeline:
         """Pins of a named template; None when the mesh has too few axes for it."""
         return template_pins(name, self.traced.graph, self.kinds, self.target.axes)
 
-    def search(self, pins: Mapping[int, Allowed], *, stubborn: bool = False) -> Found | Nothing:
+    def search(
+        self, pins: Mapping[int, Allowed], *, stubborn: bool = False, start: Found | Nothing | None = None
+    ) -> Found | Nothing:
         """The cheapest decision under `pins` whose simulated memory fits the budget.
 
         The search's memory rows and the simulation differ a little both ways.  Where the simulation is over budget, the
         rows are tightened; where the rows alone say no, a `stubborn` search asks the simulation near the least peak.
+        What a search under more pins found is a `start`: nothing dearer is returned.
         """
         space = self.space(pins)
+        hint = _assignment_in(space, start) if isinstance(start, Found) else None
         limit, loose, strict, excess = self.budget_bytes, self.budget_bytes, 0, 0
         for _ in range(MEMORY_ROUNDS):
             result = solve(
                 dataclasses.replace(space.problem, limit_bytes=max(limit, 0)),
                 time_limit_s=self.options.time_limit_s, relative_gap=self.options.relative_gap, seed=self.options.seed,
+                hint=hint,
             )  # fmt: skip
             if not result.assignment:
                 strict = limit

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ArgumentError
-from ..plans import Plan
+from ..plans import AxisRule, Plan
+
+ANNOTATIONS = ("pin", "start", "ignore")
+"""What may be done with the shardings that a program brings along."""
 
 TEMPLATES = ("data", "zero1", "fsdp", "megatron", "tensor_fsdp")
 """The hand-written plans that every search is compared with, also available by name."""
@@ -29,6 +32,13 @@ class Options:
       strict: a primitive without a sharding rule is an error instead of a warning.
       max_strategies: of one operation (large meshes); see `search.build`.
       seed: of the search.
+      annotations: what becomes of the shardings that the program brings along: Flax's boxes and NNX metadata among the
+        arguments, arrays and ShapeDtypeStructs that are cut by a NamedSharding, `with_sharding_constraint` inside.
+        "pin" (default) honours them, as `jax.jit` does: who wrote one meant it, and an array stays where it is.
+        "start" lets the search begin with those of the arguments, so that its plan is never worse by the model, and
+        decide everything again.  "ignore" leaves them out.  `constraints` always win.
+      axis_rules: pairs (logical axis name, mesh axis or tuple of them or None) for annotations by logical names, in
+        order of precedence as in Flax; by default those that the annotation has itself, else those in force in Flax.
       plan: a Plan to run instead of searching, such as `jaxplan.load_plan(path, mesh)`; refused when the step, its
         leaves or the mesh are not those it was made for.
       progress: print what is going on to stderr; None: only when it is a terminal.
@@ -43,6 +53,8 @@ class Options:
     strict: bool = False
     max_strategies: int = 96
     seed: int = 0
+    annotations: str = "pin"
+    axis_rules: Sequence[AxisRule] = ()
     plan: Plan | None = None
     progress: bool | None = None
 
@@ -50,6 +62,10 @@ class Options:
         if self.search != "ilp" and self.search not in TEMPLATES:
             raise ArgumentError(
                 f'options.search={self.search!r} is unknown: use "ilp" or a template, one of {", ".join(TEMPLATES)}'
+            )
+        if self.annotations not in ANNOTATIONS:
+            raise ArgumentError(
+                f"options.annotations={self.annotations!r} is unknown: use one of {', '.join(map(repr, ANNOTATIONS))}"
             )
         if not 0 <= self.overlap < 1:
             raise ArgumentError(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import fnmatch
 import math
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,12 +11,17 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..errors import ConstraintError
-from ..ir import Leaf, Traced
+from ..ir import Graph, Leaf, Traced
 from ..lowering import Key
+from ..plans import matches
 from ..search import Allowed
 from ..sharding import MeshAxes, all_places
+from .annotations import Said
 
 Constraints = Mapping[str, Any]
+
+_SHOWN = 8
+"""Annotations that an error lists: a whole model may name one axis that isn't there."""
 
 
 def pins_of(
@@ -86,6 +89,58 @@ def pins_of(
     return inputs, outputs, orders
 
 
+def annotated_pins(
+    traced: Traced,
+    axes: MeshAxes,
+    said: Mapping[int, Said],
+    input_pins: Mapping[int, Allowed],
+    output_pins: Mapping[int, Allowed],
+    *,
+    strict: bool,
+) -> tuple[dict[int, Allowed], dict[Key, tuple[int, ...]]]:
+    """Masks and orders of the arguments that say themselves how they lie, where no constraint speaks of them.
+
+    Raises:
+      ConstraintError: `strict`, and an annotation can't be met; all offenders at once.  Else they are left out.
+    """
+    asked = set(input_pins) | {i for i, o in traced.graph.aliases if o in output_pins}
+    pins: dict[int, Allowed] = {}
+    orders: dict[Key, tuple[int, ...]] = {}
+    faults = []
+    for position, one in sorted(said.items()):
+        if position in asked:
+            continue
+        leaf = traced.inputs[position]
+        fault, allowed = _mask(one.by, one.spec, leaf, axes)
+        if one.fault:
+            fault = f"{leaf.path}: {one.fault}"
+        if fault:
+            faults.append(f"{fault} (so says {one.by})")
+            continue
+        pins[position] = allowed
+        where = ("value", traced.graph.inputs[position])
+        orders |= {(*where, 0, d): order for d, order in _said_orders(one.spec, axes).items()}
+    if faults and strict:
+        raise ConstraintError(
+            "what arguments say of their own shardings can't be met:\n  "
+            + "\n  ".join(faults[:_SHOWN])
+            + (f"\n  and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else "")
+            + "\nChange it, overrule it with `constraints`, or leave it to the planner: options="
+            '{"annotations": "start"} or "ignore"'
+        )
+    return pins, orders
+
+
+def stated_orders(graph: Graph, axes: MeshAxes) -> dict[Key, tuple[int, ...]]:
+    """The orders of axes that the step's own `with_sharding_constraint`s say."""
+    orders: dict[Key, tuple[int, ...]] = {}
+    for op in graph.ops:
+        if op.primitive == "sharding_constraint":
+            for d, order in _said_orders(op.params["sharding"], axes).items():
+                orders[("read", op.index, 0, d)] = orders[("value", op.results[0], 0, d)] = order
+    return orders
+
+
 def _said_orders(wish: Any, axes: MeshAxes) -> dict[int, tuple[int, ...]]:
     """By dimension, the mesh axes that a spec puts on it, major first, where it names several."""
     spec = wish.spec if isinstance(wish, NamedSharding) else wish
@@ -94,18 +149,6 @@ def _said_orders(wish: Any, axes: MeshAxes) -> dict[int, tuple[int, ...]]:
         return {}
     named = {d: [n for n in e if dict(axes)[n] > 1] for d, e in enumerate(spec) if isinstance(e, tuple)}
     return {d: tuple(index[n] for n in names) for d, names in named.items() if len(names) > 1}
-
-
-def matches(pattern: str, path: str) -> bool:
-    """Glob on tree paths: `*` stays within one part, `**` crosses parts."""
-    if "**" not in pattern:
-        return pattern.count("/") == path.count("/") and all(
-            fnmatch.fnmatchcase(b, a) for a, b in zip(pattern.split("/"), path.split("/"), strict=True)
-        )
-    expression = (
-        re.escape(pattern).replace(r"\*\*/", "(?:.*/)?").replace(r"\*\*", ".*").replace(r"\*", "[^/]*")
-    )
-    return re.fullmatch(expression.replace(r"\?", "[^/]"), path) is not None
 
 
 def _mask(pattern: str, wish: Any, leaf: Leaf, axes: MeshAxes) -> tuple[str, Allowed]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -15,11 +16,12 @@ from ..hardware import AxisLink, axis_links
 from ..ir import Traced
 from ..plans import Plan
 from ..search import Allowed
+from .annotations import Said, summary
 from .candidates import Candidate, Found, Nothing, Pipeline
 from .infeasible import explain_infeasible
 from .meshes import Target
 from .options import TEMPLATES, Options
-from .pins import pins_of
+from .pins import annotated_pins, pins_of, stated_orders
 from .reporting import finished_plan
 
 
@@ -29,11 +31,15 @@ def make_plan(
     budget_bytes: int,
     constraints: Mapping[str, Any] | None,
     options: Options,
+    said: Mapping[int, Said] | None = None,
 ) -> Plan:
     """Plan a traced step on a target.
 
+    Args:
+      said: by input position, what arguments say of their own shardings.
+
     Raises:
-      ConstraintError: see `pins.pins_of`.  InfeasibleError: nothing fits `budget_bytes`.
+      ConstraintError: see `pins.pins_of` and `pins.annotated_pins`.  InfeasibleError: nothing fits `budget_bytes`.
       RuleError: `options.strict` and a primitive without a rule.
     """
     started = time.perf_counter()
@@ -42,18 +48,40 @@ def make_plan(
         profile=target.profile, axes=target.axes, links=_links(target), exposed=1 - options.overlap
     )
     input_pins, output_pins, said_orders = pins_of(traced, target.axes, constraints)
+    said = said or {}
+    heeded = {} if options.annotations == "ignore" else said
+    annotated, orders = annotated_pins(
+        traced, target.axes, heeded, input_pins, output_pins, strict=options.annotations == "pin"
+    )
+    said_orders = {**stated_orders(traced.graph, target.axes), **orders, **said_orders}
+    start_pins = {**annotated, **input_pins}
+    if options.annotations == "pin":
+        input_pins = start_pins
     pipeline = Pipeline(traced, target, model, budget_bytes, options, output_pins, said_orders, say)
     say(f"searching ({options.search})")
     template = {} if options.search == "ilp" else _template(pipeline)
-    outcome = pipeline.search({**template, **input_pins}, stubborn=True)
+    start = pipeline.search(start_pins) if options.annotations == "start" and annotated else None
+    outcome = pipeline.search({**template, **input_pins}, stubborn=True, start=start)
     best = pipeline.checked(options.search, outcome) if isinstance(outcome, Found) else None
     times: dict[str, float] = {}
     if options.search == "ilp" and options.compare_templates:
         best, times = _against_templates(pipeline, best, input_pins)
+    if isinstance(start, Found):
+        times["as annotated"] = start.result.objective_s
     if best is None:
         assert isinstance(outcome, Nothing)
         raise InfeasibleError(explain_infeasible(pipeline, outcome, input_pins))
-    return finished_plan(pipeline, best, times, time.perf_counter() - started)
+    plan = finished_plan(pipeline, best, times, time.perf_counter() - started)
+    heeded = {position: heeded[position] for position in annotated}
+    return dataclasses.replace(
+        plan,
+        assumptions=(*plan.assumptions, *summary(heeded, options.annotations)),
+        logical_axes={
+            traced.inputs[position].path: tuple(name or "" for name in one.names)
+            for position, one in said.items()
+            if one.names
+        },
+    )
 
 
 def _template(pipeline: Pipeline) -> dict[int, Allowed]:

@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh
 from ..ir import Traced
 from ..lowering import planned_function, sharding_of
 from ..plans import Plan
-from .arguments import describe_misplaced, is_explicit, outside_any_mesh, shape_of
+from .arguments import cut_copies, describe_misplaced, is_explicit, outside_any_mesh, shape_of
 from .meshes import Target
 
 
@@ -119,7 +119,10 @@ class Variant:
                     args, kwargs = self._without_explicit(args, kwargs)
                 return self.jitted_with_keywords(*args, kwargs) if kwargs else self.jitted(*args)
         except ValueError as error:
-            raise describe_misplaced(error, self.plan, self.in_trees, args, kwargs) from error
+            cut = cut_copies(error, self.in_trees, args, kwargs)
+            if cut is None:
+                raise describe_misplaced(error, self.plan, self.in_trees, args, kwargs) from error
+        return self._call(*cut)
 
     def _without_explicit(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -62,9 +62,17 @@ def call_of(eqn: Any) -> Call | None:
 
 
 class Flattener:
-    """Collects values and operations while it walks a jaxpr (one walk, then `graph`)."""
+    """Collects values and operations while it walks a jaxpr (one walk, then `graph`).
 
-    def __init__(self, while_trips: float) -> None:
+    `restate` gives the parameters of a `sharding_constraint`, from those it has and its source line.
+    """
+
+    def __init__(
+        self,
+        while_trips: float,
+        restate: Callable[[Mapping[str, Any], str], Mapping[str, Any]] | None = None,
+    ) -> None:
+        self._restate = restate
         self.values: list[Value] = []
         self.ops: list[Op] = []
         self.loops: list[Loop] = []
@@ -170,15 +178,11 @@ class Flattener:
                 for i, v in enumerate(eqn.outvars)
             ]
             sites = [Site(frame, "operand", position, i) for i in range(len(operands))]
+            params, source = eqn.params, source_of(eqn)
+            if name == "sharding_constraint" and self._restate is not None:
+                params = self._restate(params, source)
             self.emit(
-                name,
-                eqn.params,
-                operands,
-                results,
-                trips=trips,
-                source=source_of(eqn),
-                sites=sites,
-                equation=eqn,
+                name, params, operands, results, trips=trips, source=source, sites=sites, equation=eqn
             )
         env.update(zip(eqn.outvars, results, strict=True))
 

@@ -15,6 +15,7 @@ import numpy as np
 from .._jax import as_closed
 from ..errors import TraceError
 from .flatten import Flattener, live_ops
+from .foreign_mesh import Axes, auto_mesh_of, restated
 from .graph import Graph
 
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
@@ -64,8 +65,15 @@ def trace(
     static_argnames: Sequence[str] = (),
     donate_argnums: Sequence[int] = (),
     while_trips: float = 16.0,
+    axes: Axes | None = None,
+    keep_constraints: bool = True,
 ) -> Traced:
     """Trace `fn(*args, **kwargs)`; arrays and ShapeDtypeStructs alike, nothing is allocated.
+
+    Args:
+      axes: (name, size) of the mesh that `with_sharding_constraint` inside the step is said again on, whatever mesh it
+        names, and that a bare PartitionSpec there means; None: as it stands.
+      keep_constraints: False leaves all of them out.
 
     Raises:
       TraceError: state comes back with another shape or dtype, or an axis of `pmap`/`shard_map` is unbound.
@@ -75,7 +83,7 @@ def trace(
     # a wrapper of its own, so that jax's trace cache never hands back what another mesh context left there
     jitted = jax.jit(fn, static_argnums=tuple(static_argnums), static_argnames=tuple(static_argnames))
     try:
-        stage = jitted.trace(*args, **kwargs)
+        stage = _staged(jitted, args, kwargs, axes)
     except NameError as error:
         if "unbound axis name" not in str(error):
             raise
@@ -103,7 +111,9 @@ def trace(
         dynamic_args, [i for i in range(len(args)) if i not in static], donate_argnums, len(args)
     )
     aliases = _aliases(name, dynamic_args, dynamic_names, out_info, inputs, outputs, donated)
-    graph = _flatten(name, jaxpr, consts, inputs, outputs, aliases, donated, while_trips)
+    restate = None if axes is None else _restating(axes, keep_constraints)
+    flattener = Flattener(while_trips, restate)
+    graph = _flatten(name, jaxpr, consts, inputs, outputs, aliases, donated, flattener)
     return Traced(
         name=name,
         jaxpr=jaxpr,
@@ -117,11 +127,25 @@ def trace(
     )
 
 
+def _staged(jitted: Any, args: Sequence[Any], kwargs: Mapping[str, Any], axes: Axes | None) -> Any:
+    """The traced step; a step that says PartitionSpecs without a mesh, as under `jax.set_mesh`, means the plan's."""
+    try:
+        return jitted.trace(*args, **kwargs)
+    except RuntimeError as error:
+        if axes is None or "non-empty mesh" not in str(error):
+            raise
+    with jax.sharding.use_abstract_mesh(auto_mesh_of(axes)):
+        return jitted.trace(*args, **kwargs)
+
+
+def _restating(axes: Axes, keep: bool) -> Callable[[Mapping[str, Any], str], Mapping[str, Any]]:
+    return lambda params, source: restated(params, axes, keep, source)
+
+
 def _flatten(
     name: str, jaxpr: Any, consts: Sequence[Any], inputs: tuple[Leaf, ...], outputs: tuple[Leaf, ...],
-    aliases: tuple[tuple[int, int], ...], donated: frozenset[int], while_trips: float,
+    aliases: tuple[tuple[int, int], ...], donated: frozenset[int], flattener: Flattener,
 ) -> Graph:  # fmt: skip
-    flattener = Flattener(while_trips)
     arguments = [flattener.value(var.aval, leaf.path) for var, leaf in zip(jaxpr.invars, inputs, strict=True)]
     results = flattener.walk(jaxpr, consts, arguments, (), 1.0)
     graph = live_ops(

@@ -29,6 +29,15 @@ def scopes_of(graph: Graph) -> dict[tuple[tuple[int, ...], int], str]:
     return names
 
 
+def own_constraints(graph: Graph, mesh: Any) -> dict[tuple[tuple[int, ...], int], NamedSharding]:
+    """The step's own `with_sharding_constraint`s that are kept, on `mesh`, by frame and equation."""
+    return {
+        (op.sites[0].frame, op.sites[0].equation): NamedSharding(mesh, op.params["sharding"].spec)
+        for op in graph.ops
+        if op.primitive == "sharding_constraint" and isinstance(op.params["sharding"], NamedSharding)
+    }
+
+
 def sharding_of(mesh: Any, layout: Layout) -> NamedSharding:
     """The NamedSharding of a layout without pending sums."""
     return NamedSharding(mesh, layout.spec())
@@ -41,7 +50,8 @@ def planned_function(
     pins: dict[Site, tuple[NamedSharding, ...]] = {}
     for constraint in constraints:
         pins[constraint.site] = (*pins.get(constraint.site, ()), sharding_of(mesh, constraint.layout))
-    replay = Replay(pins, scopes_of(traced.graph), mesh, local_layouts(constraints))
+    stated = own_constraints(traced.graph, mesh)
+    replay = Replay(pins, scopes_of(traced.graph), stated, mesh, local_layouts(constraints))
 
     def run(*leaves: Any) -> list[Any]:
         return replay.run(traced.jaxpr, traced.consts, leaves)

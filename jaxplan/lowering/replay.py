@@ -17,6 +17,9 @@ from .kernels import run_locally
 Pins = Mapping[Site, tuple[NamedSharding, ...]]
 """Sharding constraints by place; several at one place are applied one after another."""
 
+Constraints = Mapping[tuple[tuple[int, ...], int], NamedSharding]
+"""What the step's own sharding constraints say, by frame and equation."""
+
 _KEPT_CALLS = frozenset({"checkpoint", "remat", "remat2", "xla_metadata_call"})
 """Calls that mean something to the compiler and must stay: their bodies are recomputed, not kept, or named."""
 
@@ -27,6 +30,8 @@ class Replay:
     Args:
       pins: what to constrain where.
       scopes: (frame, equation) -> the name of its `jax.named_scope`.
+      constraints: (frame, equation) of the step's own `with_sharding_constraint` -> what it says on the plan's mesh.
+        One that isn't here is left out.
       mesh, layouts: for operations that run in a `shard_map` of their own, see `kernels`.
     """
 
@@ -34,11 +39,13 @@ class Replay:
         self,
         pins: Pins,
         scopes: Mapping[tuple[tuple[int, ...], int], str],
+        constraints: Constraints,
         mesh: Any,
         layouts: Mapping[Site, Layout],
     ) -> None:
         self._pins = pins
         self._scopes = scopes
+        self._constraints = constraints
         self._mesh = mesh
         self._layouts = layouts
 
@@ -77,6 +84,9 @@ class Replay:
     ) -> Sequence[Any]:
         name, params = eqn.primitive.name, eqn.params
         inner = (*frame, position)
+        if name == "sharding_constraint":
+            stated = self._constraints.get((frame, position))
+            return operands if stated is None else [jax.lax.with_sharding_constraint(operands[0], stated)]
         called = call_of(eqn)
         if called is not None and name not in _KEPT_CALLS:
             arguments = [operands[i] for i in called.positions]

@@ -9,13 +9,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jax.sharding import PartitionSpec
 
 from ..ir import Leaf, Site
 from ..sharding import Layout, MeshAxes
 from .schedule import PlannedTask
+
+if TYPE_CHECKING:
+    from .axis_rules import AxisRules
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +156,8 @@ class Plan:
       unruled_s: seconds a step of the primitives that have no sharding rule, each replicated: its computation and
         what communication it makes.
       tasks: what runs and what waits for what, in program order; `jaxplan.simulate` makes a timeline of it.
+      logical_axes: by input path, the logical names of its dimensions where the argument was annotated with some; ""
+        for a dimension without one.
       search: which search made it; jax_version: which jax it was checked with.
       mesh: the mesh itself; None in a plan read from a file without one.
       in_tree, out_tree: treedefs of (args, kwargs), less the static ones, and of the result; a
@@ -176,6 +181,7 @@ class Plan:
     templates: Mapping[str, float] = field(default_factory=dict)
     unruled_s: Mapping[str, float] = field(default_factory=dict)
     tasks: tuple[PlannedTask, ...] = ()
+    logical_axes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     search: str = "ilp"
     jax_version: str = ""
     mesh: Any = field(default=None, compare=False, repr=False)
@@ -293,6 +299,21 @@ class Plan:
         from .export import python_source
 
         return python_source(self)
+
+    def to_logical_axis_rules(self, names: Mapping[str, Sequence[str | None]] | None = None) -> AxisRules:
+        """Rules from logical axis names to mesh axes, for Flax (`.rules`) and MaxText (`str(...)`, YAML), and where no
+        rules say what the plan says: one name may lie on two mesh axes in two tensors (`.conflicts`).
+
+        Args:
+          names: a glob on argument paths -> the name of each dimension; by default those that the arguments were
+            annotated with.
+
+        Raises:
+          ArgumentError: there are no names, or they don't fit their tensor.
+        """
+        from .axis_rules import axis_rules
+
+        return axis_rules(self, names)
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as one self-contained page: no script, nothing fetched, light and dark."""

@@ -17,7 +17,9 @@ nnx.State) carry auxiliary data that JSON can't hold; they come back when the pl
 from __future__ import annotations
 
 import collections
+import fnmatch
 import json
+import re
 import sys
 import types
 from collections.abc import Mapping, Sequence
@@ -54,6 +56,18 @@ def leaf_paths(tree: Any, root: str) -> list[str]:
         for key, _ in jax.tree_util.tree_leaves_with_path(tree)
     )
     return [f"{root}/{key}" if key else root for key in keys]
+
+
+def matches(pattern: str, path: str) -> bool:
+    """Glob on tree paths: `*` stays within one part, `**` crosses parts."""
+    if "**" not in pattern:
+        return pattern.count("/") == path.count("/") and all(
+            fnmatch.fnmatchcase(b, a) for a, b in zip(pattern.split("/"), path.split("/"), strict=True)
+        )
+    expression = (
+        re.escape(pattern).replace(r"\*\*/", "(?:.*/)?").replace(r"\*\*", ".*").replace(r"\*", "[^/]*")
+    )
+    return re.fullmatch(expression.replace(r"\?", "[^/]"), path) is not None
 
 
 def structure_of(tree: Any) -> Structure:

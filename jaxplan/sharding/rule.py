@@ -19,8 +19,11 @@ Factors = tuple[tuple[int, ...], ...]
 """For each dimension of one tensor its factors, major first; `()` for a dimension that no axis can cut."""
 
 
-FixedDims = tuple[tuple[str, ...], ...]
-"""For each dimension of one tensor the mesh axes that must cut it, by name."""
+FixedDims = tuple[tuple[str, ...] | None, ...]
+"""For each dimension of one tensor the mesh axes that must cut it, by name; None leaves the dimension open."""
+
+FixedSides = tuple[tuple[FixedDims, ...], tuple[FixedDims, ...]]
+"""The demands on every operand, and on every result."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +59,8 @@ class Rule:
       source: costs nothing and can be made in any layout (iota, a broadcast scalar).
       linear: a pending sum may pass through all operands at once (add) or the only tensor operand.
       fixed: the mesh axes that the user's own code demands on every dimension of every operand, then result (a
-        shard_map, a sharding constraint): the operation's only strategy on a mesh that has these axes.
+        shard_map, a sharding constraint), None for a dimension that it leaves open: the operation's only strategies on
+        a mesh that has these axes.
     """
 
     operands: tuple[Factors, ...]
@@ -71,7 +75,7 @@ class Rule:
     source: bool = False
     linear: bool = False
     note: str = ""
-    fixed: tuple[tuple[FixedDims, ...], tuple[FixedDims, ...]] | None = None
+    fixed: FixedSides | None = None
 
     def verify(self, op: OpShapes) -> None:
         """Check the rule against the operation's shapes.

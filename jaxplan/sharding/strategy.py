@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .rule import Factors, Rule
+from .rule import Factors, FixedSides, Rule
 from .spec import NONE, UNREDUCED, Layout, MeshAxes, places_of_layout, product_rows
 
 
@@ -55,8 +55,17 @@ def strategies(rule: Rule, axes: MeshAxes, *, pending: bool = False) -> Strategi
     factor when every more major factor of that dimension is cut completely: otherwise the local piece would
     not be contiguous and no PartitionSpec says it.
     """
-    if rule.fixed is not None and _fits(rule, axes):
-        return _fixed(rule, axes)
+    if rule.fixed is None or not _fits(rule.fixed, axes):
+        return _all_strategies(rule, axes, pending)
+    if any(dim is None for side in rule.fixed for dims in side for dim in dims):
+        some = _all_strategies(rule, axes, pending)
+        some = some.take(_as_demanded(some, rule.fixed, axes))
+        if len(some):  # none where a demanded cut doesn't divide: what was left open is then uncut
+            return some
+    return _fixed(rule.fixed, axes)
+
+
+def _all_strategies(rule: Rule, axes: MeshAxes, pending: bool) -> Strategies:
     n_axes = len(axes)
     choices = [
         [NONE]
@@ -81,19 +90,32 @@ def strategies(rule: Rule, axes: MeshAxes, *, pending: bool = False) -> Strategi
     )
 
 
-def _fits(rule: Rule, axes: MeshAxes) -> bool:
-    assert rule.fixed is not None
+def _fits(fixed: FixedSides, axes: MeshAxes) -> bool:
     names = {name for name, _ in axes}
-    return all(axis in names for side in rule.fixed for dims in side for dim in dims for axis in dim)
+    return all(axis in names for side in fixed for dims in side for dim in dims for axis in dim or ())
 
 
-def _fixed(rule: Rule, axes: MeshAxes) -> Strategies:
+def _as_demanded(options: Strategies, fixed: FixedSides, axes: MeshAxes) -> np.ndarray:
+    """The strategies that cut what the user's code demands as it demands, and what it leaves open as they like."""
+    keep = np.ones(len(options), bool)
+    for tensors, side in zip((options.operands, options.results), fixed, strict=True):
+        for places, dims in zip(tensors, side, strict=True):
+            wanted = places_of_layout(Layout(dims=tuple(dim or () for dim in dims)), axes)
+            open_dims = [d for d, dim in enumerate(dims) if dim is None]
+            for axis, (_, size) in enumerate(axes):
+                if size > 1:
+                    free = (wanted[axis] == NONE) & np.isin(places[:, axis], open_dims)
+                    keep &= (places[:, axis] == wanted[axis]) | free
+    return keep
+
+
+def _fixed(fixed: FixedSides, axes: MeshAxes) -> Strategies:
     """The one strategy of an operation whose layouts the user's code fixes."""
-    assert rule.fixed is not None
     operands, results = (
-        tuple(places_of_layout(Layout(dims=dims), axes)[None, :] for dims in side) for side in rule.fixed
+        tuple(places_of_layout(Layout(dims=tuple(dim or () for dim in dims)), axes)[None, :] for dims in side)
+        for side in fixed
     )
-    cut = {axis for side in rule.fixed for dims in side for dim in dims for axis in dim}
+    cut = {axis for side in fixed for dims in side for dim in dims for axis in dim or ()}
     share = 1.0 / math.prod(size for name, size in axes if name in cut)
     return Strategies(
         factors=np.full((1, len(axes)), NONE, np.int16),

@@ -22,12 +22,14 @@ def pairs(op: OpShapes) -> Rule:
 
 @register("sharding_constraint")
 def sharding_constraint(op: OpShapes) -> Rule:
-    """What the user pinned stays pinned; with dimensions left open (UNCONSTRAINED) it follows its operand."""
+    """What the user pinned stays pinned, what was left open (UNCONSTRAINED) stays open."""
     sharding = op.params["sharding"]
-    if not isinstance(sharding, NamedSharding) or op.params.get("unconstrained_dims"):
+    if not isinstance(sharding, NamedSharding):
         return pairs(op)
     dims = _dims(sharding.spec, len(op.operands[0]))
     free = pairs(op)
+    if dims and all(dim is None for dim in dims):
+        return free
     return dataclasses.replace(free, follows=False, fixed=((dims,), (dims,)))
 
 
@@ -93,8 +95,14 @@ _BATCHING = "…"
 
 
 def _dims(spec: Any, rank: int) -> FixedDims:
-    entries = [
-        () if e is None or e is PartitionSpec.UNCONSTRAINED else (e,) if isinstance(e, str) else tuple(e)
+    entries: list[tuple[str, ...] | None] = [
+        None
+        if e is PartitionSpec.UNCONSTRAINED
+        else ()
+        if e is None
+        else (e,)
+        if isinstance(e, str)
+        else tuple(e)
         for e in spec
     ]
     return tuple(entries + [()] * (rank - len(entries)))

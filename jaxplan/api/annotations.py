@@ -1,0 +1,122 @@
+"""What the arguments of a step say about their own shardings: Flax's boxes, NNX metadata, placed arrays.
+
+Flax is asked through its public getters, and only where it is imported already: no argument can be a box of a library
+that is not.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ..ir import spec_on
+from ..plans import AxisRule, Names, dims_by_rules
+from ..sharding import MeshAxes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """What one argument leaf says.
+
+    Attributes:
+      spec: in the axes of the plan's mesh; fault: why there is none, or "".
+      by: who says it, in words.
+      names: the logical names of its dimensions, () where it has none.
+    """
+
+    spec: PartitionSpec
+    by: str
+    fault: str = ""
+    names: Names = ()
+
+
+def annotations_of(arguments: Any, axes: MeshAxes, rules: Sequence[AxisRule]) -> dict[int, Said]:
+    """By position among the leaves of `arguments`, what those that say something say.
+
+    A box speaks before the array in it.  A spec without entries says nothing, nor does an array that is not cut: under
+    `jax.set_mesh` every array starts out as a whole copy on each device.
+
+    Args:
+      rules: for logical names; where there are none, those that the box has or that are in force in Flax.
+    """
+    boxes = _box_types()
+    said: dict[int, Said] = {}
+    position = 0
+    for node in jax.tree.leaves(arguments, is_leaf=lambda x: isinstance(x, boxes)):
+        inside = jax.tree.leaves(node)
+        annotation = _boxed(node, axes, rules) if isinstance(node, boxes) else None
+        for leaf in inside:
+            found = annotation or _placed(leaf, axes)
+            if found is not None:
+                said[position] = found
+            position += 1
+    return said
+
+
+def _box_types() -> tuple[type, ...]:
+    """`flax.core.meta.AxisMetadata` (all of Linen's boxes) and `flax.nnx.Variable`, as far as they are imported."""
+    names = (("flax.core.meta", "AxisMetadata"), ("flax.nnx", "Variable"))
+    return tuple(getattr(sys.modules[module], name) for module, name in names if module in sys.modules)
+
+
+def _boxed(box: Any, axes: MeshAxes, rules: Sequence[AxisRule]) -> Said | None:
+    by = f"{type(box).__module__.split('.')[0]}'s {type(box).__name__}"
+    if "flax.nnx" in sys.modules and isinstance(box, sys.modules["flax.nnx"].Variable):
+        spec = sys.modules["flax.nnx"].get_partition_spec(box).get_value()
+        own: Sequence[AxisRule] = ()  # its getter has applied its own and those in force
+    else:
+        spec = sys.modules["flax.core.meta"].get_partition_spec(box)
+        own = getattr(box, "rules", None) or sys.modules["flax.core.spmd"].get_logical_axis_rules()
+    if not isinstance(spec, PartitionSpec) or not len(spec):
+        return None
+    return _resolved(spec, by, axes, rules or own)
+
+
+def _resolved(spec: PartitionSpec, by: str, axes: MeshAxes, rules: Sequence[AxisRule]) -> Said:
+    """A box's entries are logical names where a rule has them, else mesh axes."""
+    ours, known = dict(axes), {rule[0] for rule in rules}
+    names = tuple(entry if isinstance(entry, str) else None for entry in spec)
+    ruled = dims_by_rules(names, rules)
+    entries: list[Any] = []
+    for entry, dim in zip(spec, ruled, strict=True):
+        if isinstance(entry, str) and entry in known:
+            entries.append(dim or None)
+        elif isinstance(entry, str) and entry not in ours:
+            if not rules:
+                fault = (
+                    f"{spec} names {entry!r}, neither an axis of the plan's mesh ({', '.join(ours)}) nor one with a "
+                    'rule: give options={"axis_rules": [(name, axis), ...]}'
+                )
+                return Said(spec=PartitionSpec(), by=by, fault=fault, names=names)
+            entries.append(None)  # as in Flax: a name that no rule has is uncut
+        else:
+            entries.append(entry)
+    return Said(spec=PartitionSpec(*entries), by=by, names=names)
+
+
+def _placed(leaf: Any, axes: MeshAxes) -> Said | None:
+    sharding = getattr(leaf, "sharding", None)
+    if not isinstance(sharding, NamedSharding) or sharding.is_fully_replicated:
+        return None
+    if isinstance(leaf, jax.Array) and not leaf.committed:
+        return None
+    spec, fault = spec_on(sharding, axes)
+    return Said(spec=spec, by="its own sharding", fault=fault)
+
+
+def summary(heeded: Mapping[int, Said], annotations: str) -> tuple[str, ...]:
+    """A line for the plan's assumptions: what of it is heeded, and who said it."""
+    if not heeded:
+        return ()
+    sources: dict[str, int] = {}
+    for one in heeded.values():
+        sources[one.by] = sources.get(one.by, 0) + 1
+    who = ", ".join(f"{count} by {by}" for by, count in sorted(sources.items()))
+    what = "pinned as they say" if annotations == "pin" else "as they say, where the search started"
+    count = f"{len(heeded)} argument{'s' if len(heeded) > 1 else ''}"
+    return (f"{count} {what} ({who}; options.annotations={annotations!r})",)
