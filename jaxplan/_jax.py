@@ -10,7 +10,6 @@ one form:
 from __future__ import annotations
 
 import contextlib
-import os.path
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ import jax
 # Run on jax 0.10.2, 0.11.2 and 0.12.0.1: what `jax.distributed.initialize` connected this process to.
 from jax._src import distributed as _distributed
 
-# Run on jax 0.10.2 and 0.12.0.1: the frame of a traceback that is neither jax's nor a registered library's.
+# Run on jax 0.10.2 and 0.12.0.1: the frames of a traceback that are not jax's.
 from jax._src import source_info_util as _source_info_util
 
 # Run on jax 0.10.2 and 0.12.0.1: how many bits an element takes, sub-byte types included.
@@ -32,7 +31,6 @@ from jax._src.interpreters.mlir import make_ir_context as _make_ir_context
 # Run on jax 0.10.2 and 0.12.0.1: MLIR's own Python bindings; jaxlib registers Shardy's passes with them.
 from jax._src.lib.mlir import ir as ir
 from jax._src.lib.mlir import passmanager as _passmanager
-from jax._src.source_info_util import user_frame as _user_frame
 from jax.extend.core import ClosedJaxpr as ClosedJaxpr
 from jax.extend.core import DropVar as DropVar
 from jax.extend.core import Literal as Literal
@@ -79,16 +77,20 @@ def subjaxprs(jaxpr: Any) -> Iterator[Any]:
     yield from _subjaxprs(as_closed(jaxpr)[0])
 
 
-def source_of(eqn: Any) -> str:
-    """Where the user wrote an equation: `"model.py:12 (forward)"`, or `"unknown"`.
+class Frame(NamedTuple):
+    """A line of a traceback: the file as Python knows it, the line, and the function's qualified name."""
 
-    The file's name without its folder, so that the same program gives the same words on every machine.
-    """
+    file: str
+    line: int
+    function: str
+
+
+def frames_of(eqn: Any) -> Iterator[Frame]:
+    """The lines that made an equation, innermost first, without jax's own; none where jax kept none."""
     traceback = eqn.source_info.traceback
-    frame = None if traceback is None else _user_frame(traceback)
-    if frame is None:
-        return "unknown"
-    return f"{os.path.basename(frame.file_name)}:{frame.start_line} ({frame.function_name})"
+    # Run on jax 0.10.2, 0.11.2 and 0.12.0.1.
+    for frame in _source_info_util.user_frames(traceback):
+        yield Frame(frame.file_name, frame.start_line, frame.function_name)
 
 
 def coordination_client() -> Any:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from ..cost import CostModel, collective_wire_bytes
-from ..ir import Traced
+from ..ir import Traced, users_line
 from ..plans import Alternative, Plan, PlanCost, PlannedCollective, TensorPlan
 from ..sharding import Layout, layout_of_places, pieces, places_of_layout
 from ..units import format_seconds
@@ -160,7 +160,8 @@ def _flops_by_source(traced: Traced, best: Candidate) -> dict[str, float]:
         op, rule = traced.graph.ops[index], space.rules[index]
         if rule.matmul:
             share = float(space.strategies[node].shares[found.assignment[node]])
-            flops[op.source] = flops.get(op.source, 0.0) + rule.flops * share * op.trips
+            line = users_line(op.source)
+            flops[line] = flops.get(line, 0.0) + rule.flops * share * op.trips
     return dict(sorted(flops.items()))
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ..cost import collective_wire_bytes
+from ..ir import users_line
 from ..lowering import CompiledCollective
 from ..plans import PlannedCollective
 from ..sharding import MeshAxes
@@ -63,7 +64,7 @@ def planned_parts(collectives: Iterable[PlannedCollective], axes: MeshAxes) -> l
     return [
         Part(
             kind=c.kind, axes=frozenset(a for a in c.axes if sizes.get(a) != 1), names=c.axes, bytes=c.bytes,
-            together_bytes=c.bytes, trips=c.trips, sources=(c.where,),
+            together_bytes=c.bytes, trips=c.trips, sources=(users_line(c.where),),
             where=f"{c.primitive} at {c.where}".removeprefix(" at "), left=c.trips,
         )
         for c in collectives

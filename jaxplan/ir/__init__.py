@@ -14,6 +14,7 @@ from .liveness import live_intervals as live_intervals
 from .liveness import needed_until as needed_until
 from .liveness import settled_values as settled_values
 from .liveness import written_over as written_over
+from .sources import users_line as users_line
 from .trace import Leaf as Leaf
 from .trace import Traced as Traced
 from .trace import trace as trace

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from .._jax import Literal, as_closed, dtype_bytes, scan_signature, source_of
+from .._jax import Literal, as_closed, dtype_bytes, scan_signature
 from .graph import Graph, Loop, Op, Site, Value
+from .sources import UNKNOWN, source_of
 
 _CALLS: Mapping[str, str] = {
     "jit": "jaxpr",
@@ -73,6 +74,7 @@ class Flattener:
         restate: Callable[[Mapping[str, Any], str], Mapping[str, Any]] | None = None,
     ) -> None:
         self._restate = restate
+        self._source = UNKNOWN  # of the equation that is being walked
         self.values: list[Value] = []
         self.ops: list[Op] = []
         self.loops: list[Loop] = []
@@ -161,6 +163,7 @@ class Flattener:
         self, eqn: Any, position: int, env: dict[Any, int], frame: tuple[int, ...], trips: float
     ) -> None:
         name = eqn.primitive.name
+        around, self._source = self._source, source_of(eqn, self._source)
         operands = [self.read(env, atom) for atom in eqn.invars]
         called = call_of(eqn)
         if called is not None:
@@ -178,12 +181,13 @@ class Flattener:
                 for i, v in enumerate(eqn.outvars)
             ]
             sites = [Site(frame, "operand", position, i) for i in range(len(operands))]
-            params, source = eqn.params, source_of(eqn)
+            params, source = eqn.params, self._source
             if name == "sharding_constraint" and self._restate is not None:
                 params = self._restate(params, source)
             self.emit(
                 name, params, operands, results, trips=trips, source=source, sites=sites, equation=eqn
             )
+        self._source = around
         env.update(zip(eqn.outvars, results, strict=True))
 
     def _carry(
@@ -213,7 +217,7 @@ class Flattener:
     ) -> list[int]:
         n_consts, n_carry, length, closed = scan_signature(eqn)
         jaxpr, consts = as_closed(closed)
-        inner, source, inside = (*frame, position), source_of(eqn), trips * length
+        inner, source, inside = (*frame, position), self._source, trips * length
         first_xs = n_consts + n_carry
         body_avals = [v.aval for v in jaxpr.invars]
         carries = self._carry(
@@ -255,7 +259,7 @@ class Flattener:
         n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         cond, cond_consts = as_closed(eqn.params["cond_jaxpr"])
         body, body_consts = as_closed(eqn.params["body_jaxpr"])
-        source = source_of(eqn)
+        source = self._source
         length = _known_trips(cond, eqn.invars[n_cond + n_body :])
         if length is None:
             length = self.while_trips
@@ -304,7 +308,7 @@ class Flattener:
                 [operands[0], *branches],
                 [result],
                 trips=trips,
-                source=source_of(eqn),
+                source=self._source,
                 sites=sites,
             )
             results.append(result)
