@@ -16,141 +16,134 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
+from . import messages, moves
 from .base import Incumbent
-from .contract import Matrices
-from .problem import Bools, Floats, Ints, StrategyProblem
-from .program import Timeline, alive_at
+from .flat import edge_numbers, flatten
+from .problem import Floats, Ints, StrategyProblem
+from .program import Timeline
 
-#: Sweeps there and back; most problems stop gaining before.
-MOST_SWEEPS = 200
+#: Assignments are read off, prices moved, every so many sweeps there and back.
+SWEEPS_A_ROUND = 4
 
-#: Assignments are read off, prices moved, every so many sweeps.
-SWEEPS_A_ROUND = 5
+#: Rounds of one ascent; most stop gaining before.
+MOST_ROUNDS = 600
 
 #: Peaks that are newly priced a round.
-PEAKS_A_ROUND = 1
+PEAKS_A_ROUND = 8
 
-#: The highest price of a limit of bytes, in units of what all choices together can make a difference.
-MOST_PRICE = 1e3
+#: The highest price of a limit of bytes, in units of a forbidden pair's.
+MOST_PRICE = 16.0
 
-#: The ascent ends after a round that closes less than this share of what is open between bound and best.
-LEAST_GAIN = 0.01
+#: What rounding can add to a bound, in units of a forbidden pair's price.
+ROUNDING = 1e-15
+
+#: A round that closes less than this share of what is open between bound and best is a round without gain.
+LEAST_GAIN = 1e-3
+
+#: With prices on memory the bound rises and falls.  After so many rounds without gain the steps become shorter, to
+#: this part, and the ascent ends where they are shorter than the least.
+PATIENCE, SHORTER, LEAST_STEP = 12, 0.7, 0.02
 
 
 class DualAscent:
-    """The shifted costs of one problem: `node[n]`, and `matrix[e] + tail[e][:, None] + head[e]` for edge e."""
+    """The shifted costs of one problem: `node_s` by strategy, and `matrix + sent[tail] + sent[head]` for each edge."""
 
     def __init__(self, problem: StrategyProblem) -> None:
-        self.problem = problem
-        self.node = [node.costs_s.copy() for node in problem.nodes]
+        self.problem, self.flat = problem, flatten(problem)
+        self.node_s = self.flat.unary_s.copy()
+        #: What each strategy has passed on to each of its edges; that of edge k begins at `sent_at[k]`.
+        widths = np.repeat(self.flat.size, np.diff(self.flat.near_start))
+        self.sent_at = np.cumsum(widths) - widths
+        self.sent_s = np.zeros(int(widths.sum()))
         self.timeline = Timeline(problem)
+        #: By peak, what a limit's worth of bytes alive there costs.
         self.price: dict[int, float] = {}
         #: Whether the prices come from a relaxation: better ones than the overflow of one assignment gives.
         self.settled = False
-        span_s = sum(float(np.ptp(costs)) for costs in self.node)
-        span_s += sum(float(np.ptp(edge.costs_s)) for edge in problem.edges)
         # Prices without end, where nothing is feasible, would drown the costs in rounding.
-        self._most_price_s = MOST_PRICE * span_s
-        # What the priced bytes cost within the limit, which is paid in no case.
+        self._most_price_s = MOST_PRICE * self.flat.forbidden_s
+        #: What the priced bytes cost within the limit, which is paid in no case.
         self.refund_s = 0.0
-        matrices = Matrices()
-        self.before: list[list[int]] = [[] for _ in problem.nodes]
-        self.after: list[list[int]] = [[] for _ in problem.nodes]
-        self.ends: list[tuple[int, int]] = []
-        self.by_tail: list[Floats] = []
-        self.by_head: list[Floats] = []
-        for number, edge in enumerate(problem.edges):
-            matrix = matrices.masked(edge.costs_s, edge.allowed)
-            low, high = edge.tail, edge.head
-            if low > high:
-                low, high, matrix = high, low, matrices.turned(matrix)
-            self.ends.append((low, high))
-            self.by_tail.append(matrix)
-            self.by_head.append(matrices.turned(matrix))
-            self.after[low].append(number)
-            self.before[high].append(number)
-        self.tail = [np.zeros(matrix.shape[0]) for matrix in self.by_tail]
-        self.head = [np.zeros(matrix.shape[1]) for matrix in self.by_tail]
+        #: What each strategy costs with its priced bytes, before anything is shifted.
+        self.priced_s = self.flat.unary_s.copy()
+        self._chosen = np.zeros(len(problem.nodes), dtype=np.int64)
 
-    def sweep(self) -> list[int]:
+    def sweep(self) -> Ints:
         """There and back; the assignment read off on the way there, each node the best after the earlier ones."""
-        chosen: list[int] = []
-        for node in range(len(self.node)):
-            field = self.node[node].copy()
-            costs = self.node[node]
-            for e in self.before[node]:
-                low = chosen[self.ends[e][0]]
-                field += self.by_tail[e][low] + self.head[e]
-                least = (self.by_head[e] + self.tail[e]).min(axis=1) + self.head[e]
-                costs += least
-                self.head[e] -= least
-            chosen.append(int(np.argmin(field)))
-            if self.after[node]:
-                share = 1.0 / max(len(self.after[node]), len(self.before[node]))
-                for e in self.after[node]:
-                    self.tail[e] += share * costs
-                self.node[node] = costs * (1.0 - share * len(self.after[node]))
-        for node in range(len(self.node) - 1, -1, -1):
-            costs = self.node[node]
-            for e in self.after[node]:
-                least = (self.by_tail[e] + self.head[e]).min(axis=1) + self.tail[e]
-                costs += least
-                self.tail[e] -= least
-            if self.before[node]:
-                share = 1.0 / max(len(self.after[node]), len(self.before[node]))
-                for e in self.before[node]:
-                    self.head[e] += share * costs
-                self.node[node] = costs * (1.0 - share * len(self.before[node]))
-        return chosen
+        for forward in (True, False):
+            messages.sweep(self.flat, self.node_s, self.sent_s, self.sent_at, forward, self._chosen)
+        return self._chosen.copy()
 
     def bound_s(self) -> float:
         """The lower bound after a sweep: the edges' minima are zero then, all costs are at the nodes."""
-        return math.fsum(float(costs.min()) for costs in self.node) - self.refund_s
+        least = np.minimum.reduceat(self.node_s, self.flat.at)
+        return math.fsum(least.tolist()) - self.refund_s - self.noise_s
 
-    def reprice(self, chosen: Sequence[int], best_s: float, bound_s: float) -> None:
-        """Move the price of each priced or overflowing peak along its overflow: Polyak's step, from best to
-        bound.
+    @property
+    def noise_s(self) -> float:
+        """What rounding can add to a bound."""
+        return ROUNDING * self.flat.forbidden_s
+
+    def reprice(self, load: Ints, open_s: float) -> None:
+        """Move the price of each priced or overflowing peak along its overflow, under the bytes `load` alive there.
+
+        Polyak's step, where `open_s` separates the bound from what it can reach.
         """
         limit = self.problem.limit_bytes
-        if not limit:
+        if not limit or not self.flat.peaks:
             return
-        alive = self.timeline.bytes_at_peaks(one_hot(self.problem, chosen))
-        peaks = sorted({*self.price, *self.timeline.worst(alive, limit, PEAKS_A_ROUND)})
-        over = {peak: float(alive[peak]) / limit - 1.0 for peak in peaks}
+        peaks = sorted({*self.price, *self.timeline.worst(load, limit, PEAKS_A_ROUND)})
+        over = {peak: float(load[peak]) / limit - 1.0 for peak in peaks}
         norm = sum(amount * amount for amount in over.values())
         if norm == 0.0:
             return
-        # Until something feasible is known, a tenth of the bound stands for what is open.
-        open_s = best_s - bound_s if math.isfinite(best_s) else 0.1 * abs(bound_s)
         step = open_s / norm
-        for peak, amount in over.items():
-            old = self.price.get(peak, 0.0)
-            # No leap: far from the optimum the overflow is a poor guide.
-            self.set_price(peak, old + float(np.clip(step * amount, -0.5 * old, max(open_s, old))))
+        self.set_prices({peak: self.price.get(peak, 0.0) + step * amount for peak, amount in over.items()})
 
-    def set_price(self, peak: int, price_s: float) -> None:
-        """Let a limit's worth of bytes alive at a peak cost `price_s`, at least 0."""
-        price_s = min(max(price_s, 0.0), self._most_price_s)
-        change_s = price_s - self.price.get(peak, 0.0)
+    def set_prices(self, price_s: Mapping[int, float]) -> None:
+        """Let a limit's worth of bytes alive at a peak cost `price_s[peak]`, at least 0; nothing at other peaks."""
         limit = self.problem.limit_bytes
-        if not limit or not change_s:
+        if not limit:
             return
-        self.price[peak] = price_s
-        self.refund_s += change_s
-        for node, used in alive_at(self.problem.usages, peak).items():
-            self.node[node] = self.node[node] + change_s / limit * used
+        self.price = {peak: min(price, self._most_price_s) for peak, price in price_s.items() if price > 0.0}
+        by_byte = np.zeros(self.flat.peaks)
+        for peak, price in self.price.items():
+            by_byte[peak] = price / limit
+        priced_s = np.empty_like(self.priced_s)
+        moves.price_window(self.flat, np.arange(self.flat.size.size), by_byte, priced_s)
+        self.node_s += priced_s - self.priced_s
+        self.priced_s = priced_s
+        self.refund_s = math.fsum(self.price.values())
 
     def core(self, target_s: float) -> tuple[StrategyProblem, list[Ints]] | None:
         """The problem less all that can't lead under a cost, and which strategies of each node are left.
 
         None when nothing is.  Call it after a sweep.
         """
-        left = [np.flatnonzero(mask) for mask in self._strategies_under(target_s)]
+        slack = target_s - self.bound_s()
+        numbers = edge_numbers(self.problem)
+        extra = [costs - costs.min() for costs in np.split(self.node_s, self.flat.at[1:])]
+        least = [costs.copy() for costs in extra]
+        pairs: list[Floats] = []
+        for edge, (ours, theirs) in zip(self.problem.edges, numbers.tolist(), strict=True):
+            matrix = (
+                edge.costs_s
+                if edge.allowed is None
+                else np.where(edge.allowed, edge.costs_s, self.flat.forbidden_s)
+            )
+            shifted = matrix + self._sent(edge.tail, ours)[:, None] + self._sent(edge.head, theirs)
+            pairs.append(shifted)
+            # A sweep ends with all costs at the lower nodes: there the edge has nothing left to say.
+            if edge.tail > edge.head:
+                extra[edge.tail] += shifted.min(axis=1)
+            else:
+                extra[edge.head] += shifted.min(axis=0)
+        left = [np.flatnonzero(costs <= slack) for costs in extra]
         if not all(kept.size for kept in left):
             return None
         nodes = tuple(
@@ -158,61 +151,50 @@ class DualAscent:
             for node, kept in zip(self.problem.nodes, left, strict=True)
         )
         edges = []
-        for edge, (low, high), allowed in zip(
-            self.problem.edges, self.ends, self._pairs_under(target_s), strict=True
-        ):
+        for edge, shifted in zip(self.problem.edges, pairs, strict=True):
             square = np.ix_(left[edge.tail], left[edge.head])
-            mask = (allowed if (edge.tail, edge.head) == (low, high) else allowed.T)[square]
+            mask = shifted[square] + least[edge.tail][left[edge.tail], None] <= slack - (
+                least[edge.head][left[edge.head]]
+            )
+            if edge.allowed is not None:
+                mask &= edge.allowed[square]
             edges.append(replace(edge, costs_s=edge.costs_s[square], allowed=None if mask.all() else mask))
         usages = tuple(replace(usage, bytes=usage.bytes[left[usage.node]]) for usage in self.problem.usages)
         return replace(self.problem, nodes=nodes, edges=tuple(edges), usages=usages), left
 
-    def _strategies_under(self, target_s: float) -> list[Bools]:
-        """For each node the strategies that may still lead to a cost of at most `target_s`."""
-        slack = target_s - self.bound_s()
-        left = []
-        for node, costs in enumerate(self.node):
-            extra = costs - costs.min()
-            for e in self.before[node]:
-                extra = extra + ((self.by_head[e] + self.tail[e]).min(axis=1) + self.head[e])
-            left.append(extra <= slack)
-        return left
-
-    def _pairs_under(self, target_s: float) -> list[Bools]:
-        """For each edge the pairs [lower node, higher node] that may still lead there."""
-        slack = target_s - self.bound_s()
-        least = [costs - costs.min() for costs in self.node]
-        return [
-            self.by_tail[e] + (self.tail[e] + least[low])[:, None] + (self.head[e] + least[high]) <= slack
-            for e, (low, high) in enumerate(self.ends)
-        ]
+    def _sent(self, node: int, number: int) -> Floats:
+        begin = self.sent_at[number]
+        return self.sent_s[begin : begin + self.flat.size[node]]
 
 
-def ascend(dual: DualAscent, best: Incumbent, relative_gap: float, deadline: float) -> list[int]:
+def ascend(dual: DualAscent, best: Incumbent, relative_gap: float, deadline: float) -> Ints:
     """Raise the bound of `best` until the gap is closed, little is gained, or the deadline.
 
     Returns the assignment that was read off last; it may overflow or take a forbidden pair.
     """
-    last_s, chosen = -math.inf, []
-    for number in range(MOST_SWEEPS):
-        chosen = dual.sweep()
-        if time.monotonic() > deadline:
+    top_s, since, step, prices = -math.inf, 0, 1.0, dual.price
+    chosen = dual.sweep()
+    for _ in range(MOST_ROUNDS):
+        for _ in range(SWEEPS_A_ROUND):
+            chosen = dual.sweep()
+        bound_s = dual.bound_s()
+        best.raise_bound(bound_s)
+        if best.closed(relative_gap) or time.monotonic() > deadline:
             break
-        if number % SWEEPS_A_ROUND == 0:
-            bound_s = dual.bound_s()
-            best.raise_bound(bound_s)
-            open_s = best.objective_s - bound_s if best.assignment else abs(bound_s)
-            if best.closed(relative_gap) or (number and bound_s - last_s < LEAST_GAIN * open_s):
+        # Until something feasible is known, a tenth of the bound stands for what is open.
+        open_s = best.objective_s - bound_s if best.assignment else 0.1 * abs(bound_s)
+        since = 0 if bound_s - top_s > LEAST_GAIN * open_s else since + 1
+        if bound_s > top_s:
+            top_s, prices = bound_s, dual.price
+        if not dual.settled:
+            dual.reprice(moves.alive_bytes(dual.flat, chosen), step * open_s)
+        if since and (dual.settled or not dual.price):
+            break
+        if since == PATIENCE:
+            step, since = step * SHORTER, 0
+            if step < LEAST_STEP:
                 break
-            last_s = bound_s
-            if not dual.settled:
-                dual.reprice(chosen, best.objective_s, bound_s)
+    if prices != dual.price:
+        dual.set_prices(prices)
+        chosen = dual.sweep()
     return chosen
-
-
-def one_hot(problem: StrategyProblem, chosen: Sequence[int] | Ints) -> Floats:
-    """An assignment as the values of all strategies of all nodes, in order."""
-    sizes = np.array([node.costs_s.size for node in problem.nodes], dtype=np.int64)
-    values = np.zeros(int(sizes.sum()))
-    values[np.cumsum(sizes) - sizes + np.asarray(chosen)] = 1.0
-    return values

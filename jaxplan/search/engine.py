@@ -33,6 +33,10 @@ class Engine:
     def __init__(self, *, deadline: float, seed: int) -> None:
         self.deadline, self.seed = deadline, seed
 
+    def until(self, deadline: float) -> Engine:
+        """The same engine with another deadline."""
+        return Engine(deadline=deadline, seed=self.seed)
+
     def run(
         self, program: Program, *, unit: float, relative_gap: float = 0.0, relaxed: bool = False
     ) -> Answer:

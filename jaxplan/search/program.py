@@ -213,7 +213,7 @@ class Timeline:
             np.subtract.at(delta, self._stop, used)
         return np.cumsum(delta)[:-1]
 
-    def worst(self, alive: Floats, limit_bytes: float, most: int) -> list[int]:
+    def worst(self, alive: Floats | Ints, limit_bytes: float, most: int) -> list[int]:
         """Up to `most` peaks over the limit: the worst of each run of them, the worst runs first."""
         over = np.flatnonzero(alive > limit_bytes)
         if not over.size:
@@ -221,3 +221,11 @@ class Timeline:
         runs = np.split(over, np.flatnonzero(np.diff(over) > 1) + 1)
         worst = [int(run[np.argmax(alive[run])]) for run in runs]
         return sorted(worst, key=lambda peak: (-alive[peak], peak))[:most]
+
+
+def one_hot(problem: StrategyProblem, chosen: Sequence[int] | Ints) -> Floats:
+    """An assignment as the values of all strategies of all nodes, in order."""
+    sizes = np.array([node.costs_s.size for node in problem.nodes], dtype=np.int64)
+    values = np.zeros(int(sizes.sum()))
+    values[np.cumsum(sizes) - sizes + np.asarray(chosen)] = 1.0
+    return values

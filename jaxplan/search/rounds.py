@@ -1,27 +1,31 @@
 """The rounds of the exact search: relaxations, cores, exact programs, each with more memory rows than the last.
 
 First come relaxations, for the bound and a rounding.  What is fractional in them is solved exactly, each part
-apart from the others where no edge and no memory row joins them.  A large problem is first cut down to a core:
-to what may still cost little more than a bound that needs no linear program (dual.py).
+apart from the others where no edge and no memory row joins them.  A large problem is first searched at prices on
+memory (priced.py), then cut down to a core: to what may still cost little more than a bound that needs no linear
+program (dual.py).
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from ..errors import SolverError
 from .base import Incumbent
 from .descend import Descent
-from .dual import DualAscent, ascend, one_hot
 from .evaluate import evaluate
 from .problem import Bools, Floats, Ints, StrategyProblem
-from .program import Answer, OutOfTime, Program, Timeline
+from .program import Answer, OutOfTime, Program, Timeline, one_hot
 from .reduce import reduce
+
+if TYPE_CHECKING:
+    from .dual import DualAscent
 
 #: Rows (4) added a round.
 ROWS_A_ROUND = 5
@@ -47,6 +51,10 @@ CORE_REACH, CORE_GROWTH = 1e-5, 4.0
 #: A core with more of the pairs than this is not worth the detour.
 CORE_SHARE = 0.5
 
+#: The search at prices ends after so many rounds without gain; exact rounds then have this part of the time that is
+#: left, and what they leave open is searched on.
+SEARCH_PATIENCE, CORES_TIME = 8, 0.4
+
 #: After so many cores the whole is solved: where nothing is feasible, no core ever tells.
 MOST_CORES = 8
 
@@ -55,6 +63,11 @@ class Solver(Protocol):
     """What the rounds ask of an engine; `deadline` in seconds of `time.monotonic`."""
 
     deadline: float
+    seed: int
+
+    def until(self, deadline: float) -> Solver:
+        """The same engine with another deadline."""
+        ...
 
     def run(
         self, program: Program, *, unit: float, relative_gap: float = 0.0, relaxed: bool = False
@@ -81,37 +94,73 @@ class Rounds:
     ) -> None:
         self.small, self.lift = small, lift
         self.best, self.engine, self.relative_gap, self.ceiling_s = best, engine, relative_gap, ceiling_s
-        self.descent, self.timeline = Descent(small), Timeline(small)
+        self.timeline = Timeline(small)
         self.rows: list[int] = []
         self.prices: dict[int, float] = {}
         self.unit_s = 1.0
+        # What assignments cost by order of magnitude.
+        self._reached_s = 1.0
+
+    @functools.cached_property
+    def descent(self) -> Descent:
+        """The local search that rounds relaxations."""
+        return Descent(self.small)
 
     def run(self) -> bool:
         """Close the gap; False when nothing is feasible."""
         self._raise_bound(_least_sum(self.small))
+        if math.isinf(self.ceiling_s) and _columns(self.small) > MOST_COLUMNS:
+            return self._search()
         self._offer_near([int(np.argmin(node.costs_s)) for node in self.small.nodes])
         if self.best.closed(self.relative_gap):
             return True
-        program = Program(self.small, range(len(self.small.nodes)))
-        if program.columns > MOST_COLUMNS and math.isinf(self.ceiling_s):
-            return self._narrow(program)
-        return self._relax(program)
+        self._reached_s = abs(evaluate(self.small, self.descent.chosen).objective_s) or 1.0
+        return self._relax(Program(self.small, range(len(self.small.nodes))))
 
-    def _narrow(self, program: Program) -> bool:
+    def _search(self) -> bool:
+        """A large problem: search at prices on memory while that gains, then cores; False when nothing is feasible."""
+        # Imported where it is used: most problems are small, and the compiler takes a second to import.
+        from .dual import DualAscent, ascend
+        from .priced import PricedSearch
+
+        dual, deadline = DualAscent(self.small), self.engine.deadline
+        search = PricedSearch(
+            dual, self.lift, self.best, relative_gap=self.relative_gap, deadline=deadline, seed=self.engine.seed
+        )
+        # The first ascent knows nothing of what is open, the second does.
+        for _ in range(2):
+            search.offer(ascend(dual, self.best, self.relative_gap, deadline))
+        search.run(SEARCH_PATIENCE)
+        if self.best.closed(self.relative_gap):
+            return True
+        self._reached_s = abs(search.cost_s) or 1.0
+        left_s = deadline - time.monotonic()
+        self.engine = self.engine.until(deadline - (1 - CORES_TIME) * left_s if math.isfinite(left_s) else deadline)
+        try:
+            return self._narrow(dual)
+        except OutOfTime:
+            search.run()
+            if self.best.closed(self.relative_gap):
+                return True
+            raise
+
+    def _narrow(self, dual: DualAscent) -> bool:
         """Solve ever larger cores, until one holds a solution under the cost that it was cut at; else the
         whole.
         """
-        reached = abs(evaluate(self.small, self.descent.chosen).objective_s) or 1.0
-        dual, reach = DualAscent(self.small), max(CORE_REACH, self.relative_gap / 2)
+        from .dual import ascend
+
+        reach = max(CORE_REACH, self.relative_gap / 2)
         for _ in range(MOST_CORES):
-            chosen = ascend(dual, self.best, self.relative_gap, self.engine.deadline)
-            self._offer_near(chosen)
+            ascend(dual, self.best, self.relative_gap, self.engine.deadline)
             if self.best.closed(self.relative_gap):
                 return True
             if time.monotonic() > self.engine.deadline:
                 raise OutOfTime
             bound_s = dual.bound_s()
-            target_s = min(bound_s + reach * max(abs(bound_s), LEAST_UNIT * reached), self.best.objective_s)
+            target_s = min(
+                bound_s + reach * max(abs(bound_s), LEAST_UNIT * self._reached_s), self.best.objective_s
+            )
             cut = dual.core(target_s)
             if cut is not None and _entries(cut[0]) > CORE_SHARE * _entries(self.small):
                 break
@@ -122,7 +171,7 @@ class Rounds:
             if time.monotonic() > self.engine.deadline:
                 raise OutOfTime
             reach *= CORE_GROWTH
-        return self._relax(program)
+        return self._relax(Program(self.small, range(len(self.small.nodes))))
 
     def _solve_core(self, dual: DualAscent, core: StrategyProblem, left: list[Ints], target_s: float) -> bool:
         """Solve a core and take over its memory prices; False when it has no solution."""
@@ -140,10 +189,7 @@ class Rounds:
         feasible = search.run()
         if search.prices:
             dual.settled = True
-            for peak in dual.price.keys() - {int(reduction.time_steps[peak]) for peak in search.prices}:
-                dual.set_price(peak, 0.0)
-            for peak, price_s in search.prices.items():
-                dual.set_price(int(reduction.time_steps[peak]), price_s)
+            dual.set_prices({int(reduction.time_steps[peak]): s for peak, s in search.prices.items()})
         if feasible:
             # Solved to the end: what costs less than the target is optimal, else nothing costs less.
             self._raise_bound(min(target_s, self.best.objective_s * (1 - self.relative_gap)))
@@ -151,8 +197,7 @@ class Rounds:
 
     def _relax(self, program: Program) -> bool:
         """Relaxations with ever more memory rows, then the exact rounds; False when nothing is feasible."""
-        reached = abs(evaluate(self.small, self.descent.chosen).objective_s) or 1.0
-        self.unit_s = reached / OBJECTIVE_UNITS
+        self.unit_s = self._reached_s / OBJECTIVE_UNITS
         fixed = sum(block.lower.size for block in program.blocks)
         for _ in range(RELAXATION_ROUNDS):
             answer = self.engine.run(program, unit=self.unit_s, relaxed=True)
@@ -162,7 +207,7 @@ class Rounds:
             self.prices = dict(zip(self.rows, answer.prices[fixed:].tolist(), strict=True))
             # A local search may start far above the optimum: the relaxation is the better measure of the
             # objective.
-            self.unit_s = max(answer.bound, reached * LEAST_UNIT) / OBJECTIVE_UNITS
+            self.unit_s = max(answer.bound, self._reached_s * LEAST_UNIT) / OBJECTIVE_UNITS
             chosen = program.choice(answer.values)
             self._offer_near(chosen.tolist())
             if self.best.closed(self.relative_gap):
@@ -263,6 +308,11 @@ def _parts(problem: StrategyProblem, rows: Sequence[int]) -> list[list[int]]:
     for node in range(len(root)):
         parts.setdefault(find(node), []).append(node)
     return list(parts.values())
+
+
+def _columns(problem: StrategyProblem) -> int:
+    """How many columns the program of the whole problem has."""
+    return sum(node.costs_s.size for node in problem.nodes) + _entries(problem)
 
 
 def _entries(problem: StrategyProblem) -> int:

@@ -8,6 +8,7 @@ import pytest
 from jaxplan.search import Edge, Node, StrategyProblem, Termination, evaluate, ilp, rounds
 from jaxplan.search.dual import DualAscent
 from jaxplan.search.exhaustive import solve as exhaustive
+from jaxplan.search.moves import alive_bytes
 from jaxplan.search.reduce import reduce
 from tests.search.problems import grid, random_problem
 
@@ -25,7 +26,7 @@ def test_the_bound_never_exceeds_the_optimum_and_the_core_keeps_it() -> None:
         for _ in range(8):
             chosen = dual.sweep()
             assert dual.bound_s() <= optimum.objective_s + slack, seed
-            dual.reprice(chosen, optimum.objective_s, dual.bound_s())
+            dual.reprice(alive_bytes(dual.flat, chosen), optimum.objective_s - dual.bound_s())
         dual.sweep()
         priced += any(price > 0 for price in dual.price.values())
         cut = dual.core(optimum.objective_s + slack)

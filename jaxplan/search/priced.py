@@ -1,0 +1,220 @@
+"""The search for large problems: memory at a price, near-exact assignments at that price, repaired into the limit.
+
+A round begins with the shifted costs of the dual bound (dual.py) at the present prices of the peaks:
+
+  1. Relaxed elimination over all nodes (elimination.py) gives a bound, and an assignment that starts from nothing.
+  2. Conditioned elimination, again and again with other nodes given up, improves that assignment at the same prices.
+  3. What overflows is repaired by single changes; the result is improved within the limit, by single changes and by
+     conditioned eliminations at rising prices.
+  4. The prices move along the overflow of the assignment of step 2 (subgradient, Polyak's step).
+
+Rounds that gain nothing make the next ones more thorough, up to an amount of work, and disturb their order.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from . import messages, moves
+from .base import Incumbent
+from .dual import DualAscent
+from .elimination import assign_window
+from .problem import Floats, Ints
+
+#: Entries of tables that one elimination may hold (a quarter GiB).
+SCRATCH = 1 << 25
+
+#: Sums that one elimination of a node may take: at first, and growing by this factor after a round without gain.
+FIRST_SUMS, SUMS_GROWTH = 1e4, 2.0
+
+#: ... up to this many, relaxed and conditioned (a conditioned one is run many times a round).
+MOST_RELAXED_SUMS, MOST_CONDITIONED_SUMS = 3e7, 3e5
+
+#: The sums of a whole relaxation are not raised over this, some seconds.
+MOST_WORK = 1e9
+
+#: Sweeps before each round; conditioned eliminations at the round's prices, and within the limit.
+SWEEPS, AT_PRICES, WITHIN_LIMIT = 10, 3, 8
+
+#: Prices rise by this factor while a conditioned elimination leaves the limit beyond repair.
+RISE = 1.1
+
+#: Polyak's step: first, shortened after so many rounds without a better bound, and at least.
+FIRST_STEP, SHORTER, PATIENCE, LEAST_STEP = 0.1, 0.7, 5, 0.01
+
+#: Sweeps over all nodes that change one at a time.
+MOST_SETTLING = 20
+
+#: The logarithms of the prices of a round that strays from the present ones spread this much.
+STRAY = 0.2
+
+#: A round gains if it closes this share of the gap.
+LEAST_GAIN = 0.01
+
+
+class PricedSearch:
+    """Rounds on one problem; what they find goes to `best`, lifted."""
+
+    def __init__(
+        self,
+        dual: DualAscent,
+        lift: Callable[[Sequence[int]], Sequence[int]],
+        best: Incumbent,
+        *,
+        relative_gap: float,
+        deadline: float,
+        seed: int,
+    ) -> None:
+        self.dual, self.flat, self.lift, self.best = dual, dual.flat, lift, best
+        self.relative_gap, self.deadline = relative_gap, deadline
+        flat, count = self.flat, self.flat.size.size
+        entries = sum(edge.costs_s.size for edge in dual.problem.edges)
+        self._scratch = flat.matrix_s.size + entries
+        self._pool_s = np.empty(self._scratch + SCRATCH)
+        self._pool_s[: flat.matrix_s.size] = flat.matrix_s
+        self._edge_at = np.zeros(flat.near_node.size, dtype=np.int64)
+        self._unary_s = flat.unary_s.copy()
+        self._all, self._local = np.arange(count), np.full(count, -1, dtype=np.int64)
+        self._random = np.random.default_rng(seed)
+        self.chosen = np.zeros(count, dtype=np.int64)
+        self.kept: Ints | None = None
+        self.kept_s = math.inf
+        self.sums, self.most_sums, self.noise, self.step = FIRST_SUMS, FIRST_SUMS, 0.0, FIRST_STEP
+        self._since_bound, self._hopeless, self._top_s = 0, 0, -math.inf
+
+    @property
+    def cost_s(self) -> float:
+        """What the assignment of the last round costs."""
+        return moves.total_cost(self.flat, self.chosen)
+
+    def run(self, patience: float = math.inf) -> None:
+        """Rounds until the gap is closed, the deadline is near, or `patience` of them in a row gained nothing."""
+        since, longest_s = 0, 0.0
+        while since < patience and not self.best.closed(self.relative_gap):
+            began = time.monotonic()
+            if began + longest_s > self.deadline:
+                break
+            gap_s = self.best.objective_s - self.best.bound_s
+            if since % 2:
+                self._stray()
+            else:
+                self.sums, self.noise = self.most_sums, 0.0
+                if self.round() < MOST_WORK and since:
+                    self.most_sums = min(self.most_sums * SUMS_GROWTH, MOST_RELAXED_SUMS)
+            longest_s = time.monotonic() - began
+            left_s = self.best.objective_s - self.best.bound_s
+            since = 0 if left_s < (1 - LEAST_GAIN) * gap_s else since + 1
+
+    def _stray(self) -> None:
+        """A round at prices away from the present ones, in disturbed order, as thorough as chance has it."""
+        kept = self.dual.price
+        self.sums = FIRST_SUMS * (self.most_sums / FIRST_SUMS) ** self._random.random()
+        self.noise = 1.0
+        luck = np.exp(STRAY * self._random.standard_normal(len(kept)))
+        self.dual.set_prices({peak: price * by for (peak, price), by in zip(kept.items(), luck.tolist(), strict=True)})
+        self.round()
+        self.dual.set_prices(kept)
+
+    def round(self) -> int:
+        """One round; the sums that its relaxation took."""
+        dual, flat = self.dual, self.flat
+        for _ in range(SWEEPS):
+            self.offer(dual.sweep())
+        self.best.raise_bound(dual.bound_s())
+        bound_s, work = self._relax()
+        self.best.raise_bound(bound_s)
+        prices = self._prices()
+        for _ in range(AT_PRICES):
+            self._condition(self.chosen, prices)
+        load = moves.alive_bytes(flat, self.chosen)
+        self.improve(self.chosen, prices)
+        if self._since_bound == PATIENCE:
+            self.step, self._since_bound = max(self.step * SHORTER, LEAST_STEP), 0
+        self._since_bound = 0 if bound_s > self._top_s else self._since_bound + 1
+        self._top_s = max(self._top_s, bound_s)
+        if self.kept is not None:
+            open_s = max(self.kept_s - bound_s, 0.0)
+        else:
+            # Nothing fits yet: the prices rise faster and faster.
+            open_s, self._hopeless = abs(moves.total_cost(flat, self.chosen)) * 2.0**self._hopeless, self._hopeless + 1
+        dual.reprice(load, self.step * open_s)
+        return work
+
+    def improve(self, chosen: Ints, prices: Floats) -> None:
+        """Bring an assignment within the limit, if that can be done, make it cheaper there, and offer it."""
+        flat = self.flat
+        chosen = chosen.copy()
+        load = moves.alive_bytes(flat, chosen)
+        if not moves.repair(flat, chosen, load):
+            return
+        moves.settle(flat, chosen, load, MOST_SETTLING)
+        self.keep(chosen)
+        cost_s = moves.total_cost(flat, chosen)
+        for _ in range(WITHIN_LIMIT):
+            if time.monotonic() > self.deadline:
+                return
+            other = chosen.copy()
+            self._condition(other, prices)
+            load = moves.alive_bytes(flat, other)
+            if not moves.repair(flat, other, load):
+                prices = prices * RISE
+                continue
+            moves.settle(flat, other, load, MOST_SETTLING)
+            other_s = moves.total_cost(flat, other)
+            if other_s < cost_s:
+                chosen, cost_s = other, other_s
+        self.keep(chosen)
+
+    def offer(self, chosen: Ints) -> None:
+        """Keep an assignment after repair and single changes."""
+        chosen = chosen.copy()
+        load = moves.alive_bytes(self.flat, chosen)
+        if moves.repair(self.flat, chosen, load):
+            moves.settle(self.flat, chosen, load, MOST_SETTLING)
+            self.keep(chosen)
+
+    def keep(self, chosen: Ints) -> None:
+        """Offer an assignment that fits, if it is the cheapest so far."""
+        cost_s = moves.total_cost(self.flat, chosen)
+        if cost_s < min(self.kept_s, self.flat.forbidden_s) and self.best.offer(self.lift(chosen.tolist())):
+            self.kept, self.kept_s = chosen.copy(), cost_s
+
+    def _relax(self) -> tuple[float, int]:
+        """Assign all nodes anew at the present prices; the bound, and the sums that it took."""
+        dual = self.dual
+        messages.shifted_matrices(
+            self.flat, dual.sent_s, dual.sent_at, self._edge_at, self._pool_s, self.flat.matrix_s.size
+        )
+        state = self._state()
+        least_s = assign_window(
+            self.flat, dual.node_s, self._edge_at, self._pool_s, self._scratch, self._all, self._local,
+            self.chosen, math.log(self.sums), self.noise, True, state,
+        )  # fmt: skip
+        if math.isnan(least_s):
+            # The tables did not fit: less thorough from now on, and no bound this time.
+            self.most_sums = max(self.sums / SUMS_GROWTH**2, FIRST_SUMS)
+            return -math.inf, int(MOST_WORK)
+        return least_s - dual.refund_s - dual.noise_s, int(state[1])
+
+    def _condition(self, chosen: Ints, prices: Floats) -> None:
+        """Improve an assignment of all nodes at some prices of a byte at each peak."""
+        moves.price_window(self.flat, self._all, prices, self._unary_s)
+        sums = min(self.sums, MOST_CONDITIONED_SUMS)
+        assign_window(
+            self.flat, self._unary_s, self.flat.near_own, self._pool_s, self._scratch, self._all, self._local,
+            chosen, math.log(sums), 1.0, False, self._state(),
+        )  # fmt: skip
+
+    def _prices(self) -> Floats:
+        """Of a byte at each peak."""
+        prices = np.zeros(self.flat.peaks)
+        for peak, price in self.dual.price.items():
+            prices[peak] = price / max(self.flat.limit_bytes, 1)
+        return prices
+
+    def _state(self) -> np.ndarray:
+        return np.array([self._random.integers(1, 2**63), 0], dtype=np.uint64)

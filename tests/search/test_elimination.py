@@ -1,0 +1,145 @@
+"""The compiled kernels, against all assignments in turn: bounds hold, eliminations are exact where they may be."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from jaxplan.search import StrategyProblem, Termination, evaluate, ilp, rounds
+from jaxplan.search.base import Incumbent
+from jaxplan.search.dual import DualAscent, ascend
+from jaxplan.search.elimination import assign_window
+from jaxplan.search.exhaustive import solve as exhaustive
+from jaxplan.search.flat import Flat, flatten
+from jaxplan.search.moves import alive_bytes, repair, settle, total_cost
+from jaxplan.search.priced import PricedSearch
+from tests.search.problems import grid, random_problem
+
+UNLIMITED = math.log(1e9)
+
+
+def eliminate(
+    flat: Flat, chosen: np.ndarray, most_log: float, *, relaxed: bool, window: np.ndarray | None = None, seed: int = 1
+) -> float:
+    """All nodes, or a window, at their own prices, on a pool of the test's own."""
+    pool_s = np.concatenate([flat.matrix_s, np.empty(1 << 16)])
+    window = np.arange(flat.size.size) if window is None else window
+    state = np.array([seed, 0], dtype=np.uint64)
+    # The kernel takes each edge from its node that comes first in the window.
+    return assign_window(
+        flat, flat.unary_s, flat.near_own, pool_s, flat.matrix_s.size, window, np.full(flat.size.size, -1),
+        chosen, most_log, 0.0, relaxed, state,
+    )  # fmt: skip
+
+
+def unlimited(seed: int) -> tuple[StrategyProblem, float]:
+    """A random problem without its limit, and its optimum (infinite when the edges forbid everything)."""
+    problem = replace(random_problem(seed), limit_bytes=None)
+    return problem, exhaustive(problem).objective_s
+
+
+@pytest.mark.parametrize("relaxed", [False, True])
+def test_with_room_for_every_table_the_result_is_the_optimum(relaxed: bool) -> None:
+    for seed in range(150):
+        problem, optimum_s = unlimited(seed)
+        flat = flatten(problem)
+        chosen = np.zeros(flat.size.size, dtype=np.int64)
+        bound_s = eliminate(flat, chosen, UNLIMITED, relaxed=relaxed)
+        if math.isinf(optimum_s):
+            assert bound_s >= flat.forbidden_s, seed
+            continue
+        found = evaluate(problem, chosen)
+        assert found.feasible, seed
+        assert found.objective_s == pytest.approx(optimum_s, rel=1e-9, abs=1e-12), seed
+        assert bound_s == pytest.approx(optimum_s, rel=1e-9, abs=1e-12), seed
+
+
+@pytest.mark.parametrize("sums", [2.0, 10.0, 60.0])
+def test_short_of_room_a_relaxation_is_a_bound_and_a_conditioned_one_never_worse(sums: float) -> None:
+    loose = 0
+    for seed in range(150):
+        problem, optimum_s = unlimited(seed)
+        if math.isinf(optimum_s):
+            continue
+        flat = flatten(problem)
+        chosen = np.zeros(flat.size.size, dtype=np.int64)
+        bound_s = eliminate(flat, chosen, math.log(sums), relaxed=True)
+        assert bound_s <= optimum_s + 1e-9 * abs(optimum_s) + 1e-15 * flat.forbidden_s, seed
+        loose += bound_s < optimum_s * (1 - 1e-6)
+        rng = np.random.default_rng(seed)
+        for again in range(3):
+            start = np.array([rng.integers(size) for size in flat.size])
+            window = rng.permutation(flat.size.size)[: int(rng.integers(1, flat.size.size + 1))]
+            chosen = start.copy()
+            eliminate(flat, chosen, math.log(sums), relaxed=False, window=window, seed=again + 1)
+            assert total_cost(flat, chosen) <= total_cost(flat, start) * (1 + 1e-12) + 1e-12, seed
+            outside = np.setdiff1d(np.arange(flat.size.size), window)
+            assert (chosen[outside] == start[outside]).all()
+    # With room for everything the bound would prove nothing about groups.
+    assert loose > (5 if sums < 60 else -1)
+
+
+def test_flat_costs_and_bytes_are_those_of_the_problem() -> None:
+    for seed in range(100):
+        problem = random_problem(seed)
+        flat, rng = flatten(problem), np.random.default_rng(seed)
+        chosen = np.array([rng.integers(node.costs_s.size) for node in problem.nodes])
+        found = evaluate(problem, chosen)
+        if not found.forbidden:
+            assert total_cost(flat, chosen) == pytest.approx(found.objective_s, rel=1e-12, abs=1e-15)
+        assert alive_bytes(flat, chosen).max(initial=0) == found.peak_bytes
+
+
+def test_repaired_is_feasible_and_settling_keeps_it_so_at_no_higher_cost() -> None:
+    repaired = 0
+    for seed in range(200):
+        problem = random_problem(seed)
+        flat, rng = flatten(problem), np.random.default_rng(seed)
+        chosen = np.array([rng.integers(node.costs_s.size) for node in problem.nodes])
+        over = evaluate(problem, chosen)
+        load = alive_bytes(flat, chosen)
+        if not repair(flat, chosen, load):
+            continue
+        found = evaluate(problem, chosen)
+        assert problem.limit_bytes is None or found.peak_bytes <= problem.limit_bytes, seed
+        repaired += not over.feasible and not found.forbidden
+        cost_s = total_cost(flat, chosen)
+        settle(flat, chosen, load, 20)
+        settled = evaluate(problem, chosen)
+        assert total_cost(flat, chosen) <= cost_s
+        assert problem.limit_bytes is None or settled.peak_bytes <= problem.limit_bytes, seed
+        assert (load == alive_bytes(flat, chosen)).all()
+    assert repaired > 10
+
+
+def test_rounds_at_prices_find_optima_and_never_bound_above_them() -> None:
+    found = tried = 0
+    for seed in range(120):
+        problem = random_problem(seed)
+        optimum = exhaustive(problem)
+        best = Incumbent(problem)
+        dual = DualAscent(problem)
+        search = PricedSearch(dual, list, best, relative_gap=0.0, deadline=math.inf, seed=0)
+        search.offer(ascend(dual, best, 0.0, math.inf))
+        search.run(patience=6)
+        if optimum.termination is Termination.INFEASIBLE:
+            assert not best.assignment
+            continue
+        assert best.bound_s <= optimum.objective_s * (1 + 1e-9) + 1e-15
+        tried += 1
+        found += best.objective_s <= optimum.objective_s * (1 + 1e-9)
+    # It is no exact method; problems this small it should all but solve.
+    assert found > 0.9 * tried > 50
+
+
+def test_a_time_limit_leaves_the_best_so_far_of_a_large_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "MOST_COLUMNS", 0)
+    problem = grid(20, 12, 0)
+    result = ilp.solve(problem, time_limit_s=3.0, relative_gap=0.0)
+    assert result.assignment and evaluate(problem, result.assignment).feasible
+    assert result.termination in (Termination.TIME_LIMIT, Termination.OPTIMAL)
+    assert 0 < result.bound_s <= result.objective_s
+    assert result.wall_s < 30
