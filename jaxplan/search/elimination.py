@@ -24,87 +24,10 @@ from numpy.typing import NDArray
 
 from .flat import Flat
 from .problem import Floats, Ints
+from .tables import members, minimise, random
 
 #: A table has at most so many dimensions.
 MOST_DIMS = 14
-
-
-@njit(cache=True, nogil=True)
-def _random(state: NDArray[np.uint64]) -> np.uint64:
-    """53 random bits; xorshift64: Marsaglia, "Xorshift RNGs", 2003."""
-    x = state[0]
-    x ^= x << np.uint64(13)
-    x ^= x >> np.uint64(7)
-    x ^= x << np.uint64(17)
-    state[0] = x
-    return x >> np.uint64(11)
-
-
-@njit(cache=True, nogil=True)
-def _members(bits: NDArray[np.uint64], out: Ints) -> int:
-    """The positions of the bits that are set, ascending; how many."""
-    count = 0
-    for w in range(bits.size):
-        x = bits[w]
-        b = w * 64
-        while x:
-            if x & np.uint64(1):
-                out[count] = b
-                count += 1
-            x >>= np.uint64(1)
-            b += 1
-    return count
-
-
-@njit(cache=True, nogil=True)
-def _minimise(
-    pool_s: Floats,
-    shift: Floats,
-    base: Ints,
-    step: Ints,
-    shape: Ints,
-    out: int,
-    marginal: Floats,
-    to_marginal: bool,
-) -> None:
-    """Over all entries of `shape`, the sum of functions at `base`, `step[function, dimension]` apart, minimised.
-
-    Over the last dimension of `step`, that of the node, into `pool_s[out:]`; or, `to_marginal`, over all others.
-    """
-    functions, dims, own = base.size, shape.size, shift.size
-    index = np.zeros(dims, np.int64)
-    buffer = np.empty(own)
-    entries = 1
-    for c in range(dims):
-        entries *= shape[c]
-    for t in range(entries):
-        for s in range(own):
-            buffer[s] = shift[s]
-        for g in range(functions):
-            b, st = base[g], step[g, dims]
-            if st == 1:
-                for s in range(own):
-                    buffer[s] += pool_s[b + s]
-            else:
-                for s in range(own):
-                    buffer[s] += pool_s[b + s * st]
-        if to_marginal:
-            for s in range(own):
-                marginal[s] = min(marginal[s], buffer[s])
-        else:
-            least = buffer[0]
-            for s in range(1, own):
-                least = min(least, buffer[s])
-            pool_s[out + t] = least
-        for c in range(dims - 1, -1, -1):
-            index[c] += 1
-            for g in range(functions):
-                base[g] += step[g, c]
-            if index[c] < shape[c]:
-                break
-            for g in range(functions):
-                base[g] -= step[g, c] * shape[c]
-            index[c] = 0
 
 
 @njit(cache=True, nogil=True)
@@ -190,10 +113,10 @@ def assign_window(
     luck = np.zeros(count)
     if noise > 0.0:
         for i in range(count):
-            luck[i] = noise * _random(state) / 2.0**53
+            luck[i] = noise * random(state) / 2.0**53
     degree = np.zeros(count, np.int64)
     for i in range(count):
-        degree[i] = _members(bits[i], near)
+        degree[i] = members(bits[i], near)
         cost[i] = logs[i]
         for c in range(degree[i]):
             cost[i] += logs[near[c]]
@@ -228,7 +151,7 @@ def assign_window(
         if not fits and not relaxed:
             # Give a node up: of three at random the one in the most and largest tables.
             for _ in range(3):
-                i = actives[_random(state) % np.uint64(kept)]
+                i = actives[random(state) % np.uint64(kept)]
                 if cost[i] > cost[v]:
                     v = i
             s = chosen[window[v]]
@@ -251,7 +174,7 @@ def assign_window(
                     j = dim[f, 0]
                     for q in range(size[window[j]]):
                         unary[first[j] + q] += pool_s[offset[f] + q * stride[f, 0]]
-            for c in range(_members(bits[v], near)):
+            for c in range(members(bits[v], near)):
                 j = near[c]
                 bits[j, v // 64] &= ~(one << np.uint64(v % 64))
                 cost[j] -= logs[v]
@@ -296,7 +219,7 @@ def assign_window(
                     for d in range(dims[f]):
                         joint[dim[f, d] // 64] |= one << np.uint64(dim[f, d] % 64)
                     joint[v // 64] &= ~(one << np.uint64(v % 64))
-                    nd = _members(joint, near)
+                    nd = members(joint, near)
                     total = logs[v]
                     for c in range(nd):
                         total += logs[near[c]]
@@ -319,17 +242,17 @@ def assign_window(
         # First what each group makes of v by itself, where there are several; then the tables.
         for turn in range(0 if made > 1 else 1, 2):
             for g in range(made):
-                nd = _members(groups[g], scope)
+                nd = members(groups[g], scope)
                 shape = np.empty(nd, np.int64)
                 entries = 1
                 for c in range(nd):
                     shape[c] = size[window[scope[c]]]
                     entries *= shape[c]
-                members = 0
+                width = 0
                 for e in range(begin, end):
-                    members += group[e] == g
-                base = np.empty(members, np.int64)
-                step = np.zeros((members, nd + 1), np.int64)
+                    width += group[e] == g
+                base = np.empty(width, np.int64)
+                step = np.zeros((width, nd + 1), np.int64)
                 m = 0
                 for e in range(begin, end):
                     if group[e] != g:
@@ -347,7 +270,7 @@ def assign_window(
                     m += 1
                 if turn == 0:
                     shift[:] = 0.0
-                    _minimise(pool_s, shift, base, step, shape, 0, opinion[g], True)
+                    minimise(pool_s, shift, base, step, shape, 0, opinion[g], True)
                     continue
                 for s in range(own):
                     shift[s] = unary[first[v] + s]
@@ -361,8 +284,8 @@ def assign_window(
                         local[window[i]] = -1
                     return np.nan
                 out = pool_first + cursor
-                state[1] += np.uint64(entries * own * (members + 1))
-                _minimise(pool_s, shift, base, step, shape, out, opinion[g], False)
+                state[1] += np.uint64(entries * own * (width + 1))
+                minimise(pool_s, shift, base, step, shape, out, opinion[g], False)
                 if nd == 0:
                     bound += pool_s[out]
                 elif nd == 1:
@@ -391,7 +314,7 @@ def assign_window(
                         bits[j, w] |= groups[g, w]
                     bits[j, j // 64] &= ~(one << np.uint64(j % 64))
                     bits[j, v // 64] &= ~(one << np.uint64(v % 64))
-                    degree[j] = _members(bits[j], near)
+                    degree[j] = members(bits[j], near)
                     cost[j] = logs[j]
                     for b in range(degree[j]):
                         cost[j] += logs[near[b]]
