@@ -4,6 +4,7 @@ from .api import Options as Options
 from .api import ShardedStep as ShardedStep
 from .api import auto_shard as auto_shard
 from .api import plan as plan
+from .calibration import calibrate as calibrate
 from .errors import ArgumentError as ArgumentError
 from .errors import ConstraintError as ConstraintError
 from .errors import HardwareError as HardwareError

@@ -86,6 +86,14 @@ def command_parser() -> argparse.ArgumentParser:
     hardware.add_argument("name", nargs="?", metavar="NAME", help="a profile, or the path of a .toml file")
     hardware.set_defaults(command=_hardware)
 
+    calibrate = commands.add_parser("calibrate", help="measure this machine and write its hardware profile")
+    calibrate.add_argument("profile", type=_output, metavar="FILE.toml", help="goes on where an earlier call stopped")
+    calibrate.add_argument("--like", metavar="NAME", help="the profile that fills in what can't be measured")
+    calibrate.add_argument(
+        "--host-devices", type=int, metavar="N", help="measure N forced host devices instead of an accelerator"
+    )
+    calibrate.set_defaults(command=_calibrate)
+
     models = commands.add_parser("models", help="what `plan` can plan of the package `models` found here")
     models.set_defaults(command=_models)
     return parser
@@ -260,6 +268,21 @@ def _hardware(arguments: argparse.Namespace) -> None:
         print(profiles_table([load_profile(name) for name in available_profiles()]))
     else:
         print(profile_page(load_profile(arguments.name)))
+
+
+def _calibrate(arguments: argparse.Namespace) -> None:
+    import jax
+
+    import jaxplan
+
+    from .hardware_table import profile_page
+
+    if arguments.host_devices:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", arguments.host_devices)
+    profile = jaxplan.calibrate(arguments.profile, like=arguments.like, say=_say)
+    _say(f"wrote {arguments.profile}")
+    print(profile_page(profile))
 
 
 def _models(arguments: argparse.Namespace) -> None:

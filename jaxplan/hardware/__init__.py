@@ -4,6 +4,7 @@ axes."""
 from __future__ import annotations
 
 from .library import available_profiles as available_profiles
+from .library import dump_profile as dump_profile
 from .library import load_profile as load_profile
 from .library import profile_for_device_kind as profile_for_device_kind
 from .profile import Link as Link

@@ -8,6 +8,7 @@ key, and all offences of a file are reported at once.
 from __future__ import annotations
 
 import difflib
+import json
 import tomllib
 from importlib import resources
 from itertools import pairwise
@@ -165,6 +166,28 @@ def _parse(text: str, path: str) -> Profile:
         sources=reader.sources,
         **numbers,
     )
+
+
+def dump_profile(profile: Profile) -> str:
+    """The TOML text that `load_profile` reads back as `profile`."""
+
+    def number(path: str, value: float) -> str:
+        return f"{{ value = {value!r}, source = {json.dumps(profile.sources[path])} }}"
+
+    lines = [f"name = {json.dumps(profile.name)}", f'kind = "{profile.kind}"']
+    lines.append(f"device_kinds = {json.dumps(list(profile.device_kinds))}")
+    rules = _PROFILE_NUMBERS | (_TPU_NUMBERS if profile.kind == "tpu" else {})
+    lines += [f"{key} = {number(key, getattr(profile, key))}" for key in rules]
+    lines += ["", "[peak_flops_per_s]"]
+    peaks = profile.peak_flops_per_s
+    lines += [f"{key} = {number(f'peak_flops_per_s.{key}', peaks[key])}" for key in FLOPS_CLASSES if key in peaks]
+    for link in profile.links:
+        lines += ["", "[[links]]", f"name = {json.dumps(link.name)}", f'kind = "{link.kind}"']
+        for key in (*_LINK_NUMBERS, *_DOMAIN_NUMBER, *_TORUS_NUMBERS):
+            value = getattr(link, key)
+            if value is not None:
+                lines.append(f"{key} = {number(f'links.{link.name}.{key}', value)}")
+    return "\n".join(lines) + "\n"
 
 
 def available_profiles() -> tuple[str, ...]:

@@ -138,7 +138,10 @@ class Profile:
         float64 on TPU) is priced at the vector rate; it is an upper bound where the hardware emulates
         (float64 on TPU).
         """
-        for name in _DOT_CLASSES[self.kind].get(_dtype_family(dtype_name), ()):
-            if name in self.peak_flops_per_s:
-                return self.peak_flops_per_s[name]
-        return self.vector_flops_per_s
+        name = self.flops_class(dtype_name)
+        return self.vector_flops_per_s if name is None else self.peak_flops_per_s[name]
+
+    def flops_class(self, dtype_name: str) -> str | None:
+        """The class of `peak_flops_per_s` that runs a matrix product of this dtype; None: no matrix unit does."""
+        classes = _DOT_CLASSES[self.kind].get(_dtype_family(dtype_name), ())
+        return next((name for name in classes if name in self.peak_flops_per_s), None)

@@ -1,0 +1,68 @@
+"""Seconds of a piece of a program: inside a loop, so that no dispatch is timed, on every device at once."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+REPEATS = 5
+"""Runs of which the fastest counts: other programs only ever add time."""
+
+_LONG_ENOUGH_S = 0.02
+"""A loop that takes this long is timed well by any clock."""
+
+_MOST_TRIPS = 4096
+
+Clock = Callable[[], float]
+
+
+def host_seconds() -> float:
+    """Processor seconds of this process spread over all cores: what forced host devices get when all are at work."""
+    return time.process_time() / len(os.sched_getaffinity(0))
+
+
+def seconds_an_iteration(
+    body: Callable[[Any], Any], per_device: np.ndarray, mesh: Mesh, clock: Clock = time.perf_counter
+) -> float:
+    """Seconds of one run of `body` on every device of `mesh` at once.
+
+    Args:
+      body: maps an array of the shape of `per_device` to another of its shape; collectives may name the mesh's axes.
+      per_device: what each device starts from.
+      clock: seconds that count, `host_seconds` for work that other programs would disturb.
+    """
+    axes = PartitionSpec(mesh.axis_names)
+
+    def loop(x: jax.Array, trips: jax.Array) -> jax.Array:
+        # an argument, so that XLA can't unroll the loop and fuse its iterations
+        return jax.lax.fori_loop(0, trips, lambda _, y: jax.lax.optimization_barrier(body(y)), x)
+
+    run = jax.jit(
+        jax.shard_map(loop, mesh=mesh, in_specs=(axes, PartitionSpec()), out_specs=axes, check_vma=False)
+    )
+    x = jax.make_array_from_callback(
+        (per_device.shape[0] * mesh.size, *per_device.shape[1:]),
+        NamedSharding(mesh, axes),
+        lambda _: per_device,
+    )
+    jax.block_until_ready(run(x, np.int32(1)))
+    trips = 1
+    while trips < _MOST_TRIPS and _fastest(run, x, trips, 1, clock) < _LONG_ENOUGH_S:
+        trips *= 4
+    once, many = _fastest(run, x, 1, REPEATS, clock), _fastest(run, x, trips + 1, REPEATS, clock)
+    return max(many - once, 1e-9) / trips
+
+
+def _fastest(run: Callable[..., Any], x: jax.Array, trips: int, repeats: int, clock: Clock) -> float:
+    times = []
+    for _ in range(repeats):
+        started = clock()
+        jax.block_until_ready(run(x, np.int32(trips)))
+        times.append(clock() - started)
+    return min(times)

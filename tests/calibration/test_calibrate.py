@@ -1,0 +1,142 @@
+"""Calibration: planted machines are found again, files read back as they were written, an interrupted run goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import Mesh
+
+import jaxplan
+from jaxplan.calibration import Measurements, calibrate, fit, measurements
+from jaxplan.calibration.timing import seconds_an_iteration
+from jaxplan.cost import collective_seconds
+from jaxplan.hardware import AxisLink, Link, available_profiles, dump_profile, load_profile
+
+PLANTED = Link(name="l", kind="switch", bytes_per_s=1, efficiency=1, latency_s=1, launch_s=1)
+
+
+@settings(max_examples=15)
+@given(
+    launch_s=st.floats(1e-6, 1e-4),
+    latency_s=st.floats(1e-6, 1e-4),
+    bytes_per_s=st.floats(1e8, 1e11),
+    noise=st.integers(0, 2**32 - 1),
+)
+def test_a_planted_link_is_found_again(
+    launch_s: float, latency_s: float, bytes_per_s: float, noise: int
+) -> None:
+    spread = np.random.default_rng(noise)
+    rows = []
+    for n in (2, 4, 8):
+        for kind in measurements.KINDS:
+            for size in measurements.BYTES:
+                axis = AxisLink(
+                    link="l", kind="switch", size=n, bytes_per_s=bytes_per_s, direct_bytes_per_s=bytes_per_s,
+                    latency_s=latency_s, steps=n - 1, launch_s=launch_s, wraparound=False,
+                )  # fmt: skip
+                seconds = float(collective_seconds(kind, size, [axis])) * spread.lognormal(0, 0.02)
+                rows.append(
+                    {"what": "collective", "kind": kind, "devices": n, "bytes": size, "seconds": seconds}
+                )
+    found = fit.fitted_link(rows, PLANTED)
+    assert found is not None
+    link, error = found
+    assert error < 0.03
+    assert link.bytes_per_s == pytest.approx(bytes_per_s, rel=0.15)
+    for kind, n, size in (("all_reduce", 8, 2**26), ("all_gather", 4, 2**10)):
+        axes = [
+            AxisLink(
+                link="l", kind="switch", size=n, bytes_per_s=rate, direct_bytes_per_s=rate, latency_s=latency,
+                steps=n - 1, launch_s=launch, wraparound=False,
+            )
+            for rate, latency, launch in (
+                (bytes_per_s, latency_s, launch_s), (link.bytes_per_s, link.latency_s, link.launch_s)
+            )
+        ]  # fmt: skip
+        planted, fitted = (float(collective_seconds(kind, size, [axis])) for axis in axes)
+        assert fitted == pytest.approx(planted, rel=0.1)
+
+
+@pytest.mark.parametrize("name", available_profiles())
+def test_a_profile_is_read_back_as_it_was_written(name: str, tmp_path: Path) -> None:
+    profile = load_profile(name)
+    path = tmp_path / "copy.toml"
+    path.write_text(dump_profile(profile), encoding="utf-8")
+    assert load_profile(path) == profile
+
+
+class _Machine:
+    """Stands in for the measuring: gives planned seconds, and is interrupted after so many."""
+
+    def __init__(self, interrupted_after: int) -> None:
+        self.left, self.asked = interrupted_after, 0
+
+    def __call__(self, body: Callable[..., Any], per_device: Any, mesh: Any, clock: Any = None) -> float:
+        if self.asked == self.left:
+            raise KeyboardInterrupt
+        self.asked += 1
+        return 1e-3
+
+
+def test_an_interrupted_calibration_keeps_what_it_has_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "mine.toml"
+    stopped = _Machine(3)
+    monkeypatch.setattr(measurements, "seconds_an_iteration", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(out, devices=jax.devices()[:2])
+    rows = json.loads(out.with_suffix(".measured.json").read_text())["rows"]
+    assert len(rows) == 3
+    early = load_profile(out)
+    assert early.name == "mine" and early.links == load_profile("cpu-host").links
+
+    going_on = _Machine(10**6)
+    monkeypatch.setattr(measurements, "seconds_an_iteration", going_on)
+    profile = calibrate(out, devices=jax.devices()[:2])
+    rows = json.loads(out.with_suffix(".measured.json").read_text())["rows"]
+    assert len({row["name"] for row in rows}) == len(rows) == 3 + going_on.asked
+    assert load_profile(out) == profile
+    assert "measured by jaxplan calibrate" in profile.sources["links.host-memory.bytes_per_s"]
+    assert profile.sources["hbm_bytes"] == load_profile("cpu-host").sources["hbm_bytes"]
+    assert jaxplan.plan(
+        lambda x: x * 2, jax.sharding.AbstractMesh((2,), ("d",)), np.ones(4), hardware=str(out)
+    )
+
+
+def test_measurements_of_another_machine_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.json"
+    path.write_text('{"device_kind": "TPU v9", "devices": 4, "rows": []}')
+    with pytest.raises(
+        jaxplan.ArgumentError, match=r"holds measurements of 4 x 'TPU v9', here are 2 x 'cpu'"
+    ):
+        Measurements(jax.devices()[:2], path)
+
+
+def test_one_device_measures_no_links() -> None:
+    planned = [facts["what"] for _, facts, _ in Measurements(jax.devices()[:1], None)._plan()]
+    assert "product" in planned and "collective" not in planned
+
+
+@pytest.mark.parametrize("kind", measurements.KINDS)
+def test_every_collective_that_is_timed_is_in_the_program(kind: str) -> None:
+    body, mesh = measurements._body(kind, 4), Mesh(np.array(jax.devices()[:4]), ("d",))
+    run = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=jax.P("d"), out_specs=jax.P("d"), check_vma=False))
+    text = run.lower(np.ones(4096, np.float32)).compile().as_text()
+    assert text is not None and kind.replace("_", "-") in text
+
+
+def test_an_iteration_of_twice_the_work_takes_longer() -> None:
+    mesh = Mesh(np.array(jax.devices()[:1]), ("d",))
+    x = np.full((256, 256), 1e-3, np.float32)
+    once = seconds_an_iteration(lambda x: x @ x, x, mesh)
+    often = seconds_an_iteration(lambda x: x @ x @ x @ x @ x @ x @ x @ x @ x, x, mesh)
+    assert often > 2 * once > 0
