@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,10 @@ from ..lowering import Checked, Key, check, planned_constraints, resolve_orders
 from ..search import (
     Allowed,
     Decision,
+    Search,
     SearchResult,
     Space,
+    StrategyProblem,
     Termination,
     build,
     decide,
@@ -27,6 +29,7 @@ from ..search import (
     least_peak,
     pinned,
     solve,
+    solve_folded,
 )
 from ..sharding import Layout, MeshAxes
 from .meshes import Target
@@ -38,6 +41,9 @@ NEAR = 1.02
 
 NEAR_LEAST_S = 20.0
 """A refusal is not worth a longer search."""
+
+FOLD_NODES = 10_000
+"""Nodes from which on a problem is folded: a smaller one is proved optimal as it is in a second or two."""
 
 MEMORY_ROUNDS = 6
 """Searches with a tightened limit before giving up on a budget that only the decided layouts overrun."""
@@ -161,11 +167,7 @@ class Pipeline:
         hint = _assignment_in(space, start) if isinstance(start, Found) else None
         limit, loose, strict, excess = self.budget_bytes, self.budget_bytes, 0, 0
         for _ in range(MEMORY_ROUNDS):
-            result = solve(
-                dataclasses.replace(space.problem, limit_bytes=max(limit, 0)),
-                time_limit_s=self.options.time_limit_s, relative_gap=self.options.relative_gap, seed=self.options.seed,
-                hint=hint,
-            )  # fmt: skip
+            result = self._solve(dataclasses.replace(space.problem, limit_bytes=max(limit, 0)), hint)
             if not result.assignment:
                 strict = limit
                 if limit == loose or result.termination is not Termination.INFEASIBLE:
@@ -188,6 +190,19 @@ class Pipeline:
                     feasible = dataclasses.replace(chosen, termination=Termination.FEASIBLE, bound_s=0.0)
                     return Found(space=space, result=feasible, decision=near, memory=memory)
         return Nothing(space=space, result=result)
+
+    def _solve(self, problem: StrategyProblem, hint: Sequence[int] | None) -> SearchResult:
+        options = self.options
+        search: Search = solve
+        if options.fold is True or (options.fold == "auto" and len(problem.nodes) >= FOLD_NODES):
+            search = functools.partial(solve_folded, unfold_gap=options.unfold_gap)
+        return search(
+            problem,
+            time_limit_s=options.time_limit_s,
+            relative_gap=options.relative_gap,
+            seed=options.seed,
+            hint=hint,
+        )
 
     def simulate(self, decision: Decision, axes: MeshAxes | None = None) -> MemoryProfile:
         """Memory of one device at the decided layouts; `axes`: of another mesh than the target's."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import ArgumentError
 from ..plans import AxisRule, Plan
@@ -29,6 +29,9 @@ class Options:
       while_trips: iterations assumed for a `while` whose trip count is unknown before it runs.
       overlap: share of every collective that is hidden behind computation, 0 to 1.  0 is the careful default.
       compare_templates: also plan the templates and never return a worse plan than the best of them.
+      fold: decide layers that are alike once, and search a problem that does not grow with depth: "auto" where that
+        pays (large programs), True wherever layers repeat, False never.
+      unfold_gap: a folded search whose proved gap stays over this goes on with layers that may differ.
       strict: a primitive without a sharding rule is an error instead of a warning.
       max_strategies: of one operation (large meshes); see `search.build`.
       seed: of the search.
@@ -50,6 +53,8 @@ class Options:
     while_trips: float = 16.0
     overlap: float = 0.0
     compare_templates: bool = True
+    fold: Literal["auto"] | bool = "auto"
+    unfold_gap: float = 0.01
     strict: bool = False
     max_strategies: int = 96
     seed: int = 0
@@ -75,6 +80,10 @@ class Options:
             raise ArgumentError(
                 f"options.time_limit_s={self.time_limit_s!r} must be positive, or None for no limit"
             )
+        if self.fold not in ("auto", True, False):
+            raise ArgumentError(f'options.fold={self.fold!r} is unknown: use "auto", True or False')
+        if not self.unfold_gap >= 0:
+            raise ArgumentError(f"options.unfold_gap={self.unfold_gap!r} must not be negative")
         if not self.while_trips > 0:
             raise ArgumentError(f"options.while_trips={self.while_trips!r} must be positive")
 

@@ -45,7 +45,7 @@ def finished_plan(
         collectives=collectives,
         cost=_cost(traced, best, collectives, options, search_s),
         warnings=warnings,
-        assumptions=(*traced.graph.assumptions, *_stated(options)),
+        assumptions=(*traced.graph.assumptions, *_stated(options), *_folded(best)),
         alternatives=_alternatives(traced, target, best, pipeline.budget_bytes),
         templates=dict(sorted(templates.items())),
         unruled_s={primitive: seconds for primitive, (_, seconds) in sorted(unruled.items())},
@@ -65,6 +65,15 @@ def _stated(options: Options) -> tuple[str, ...]:
     return (
         f"{options.overlap:.0%} of every collective is taken to be hidden behind computation (options.overlap)",
     )
+
+
+def _folded(best: Candidate) -> tuple[str, ...]:
+    result = best.found.result
+    if result.folded_s is None:
+        return ()
+    gain = (result.folded_s - result.objective_s) / result.folded_s if result.folded_s else 0.0
+    apart = f"; letting them differ gained {gain:.2%}" if gain > 0 else ""
+    return (f"layers that are alike were decided once (options.fold){apart}",)
 
 
 def _local(size: float, layout: Layout, target: Target) -> int:

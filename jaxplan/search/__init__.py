@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from . import descend, exhaustive, ilp
+from . import descend, exhaustive, fold, ilp
 from .base import Progress as Progress
 from .base import Search as Search
 from .base import SearchResult as SearchResult
@@ -14,6 +14,7 @@ from .build import build as build
 from .evaluate import Evaluation as Evaluation
 from .evaluate import Evaluator as Evaluator
 from .evaluate import evaluate as evaluate
+from .fold import solve_folded as solve_folded
 from .ilp import solve as solve
 from .least_peak import least_peak as least_peak
 from .problem import Edge as Edge
@@ -29,5 +30,5 @@ from .space import pinned as pinned
 
 #: Every search algorithm by its name; `solve` is "ilp".
 SEARCHES: Mapping[str, Search] = MappingProxyType(
-    {"ilp": ilp.solve, "descend": descend.solve, "exhaustive": exhaustive.solve}
+    {"ilp": ilp.solve, "descend": descend.solve, "exhaustive": exhaustive.solve, "fold": fold.solve_folded}
 )

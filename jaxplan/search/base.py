@@ -34,7 +34,8 @@ class SearchResult:
     `bound_s` is a proved lower bound on every feasible assignment (-inf when nothing is known).  `assignment`
     is empty, `objective_s` infinite and `peak_bytes` -1 when nothing feasible was found.  INFEASIBLE is a
     proof that there is nothing, and `reason` says which rule it breaks; `least_peak` then tells how many
-    bytes would do.  `history` holds (wall_s, objective_s, bound_s) whenever either got better.
+    bytes would do.  `history` holds (wall_s, objective_s, bound_s) whenever either got better.  `folded_s` is the
+    least cost found with nodes that are alike choosing alike, where the problem was folded (fold.py).
     """
 
     assignment: tuple[int, ...]
@@ -45,6 +46,7 @@ class SearchResult:
     wall_s: float
     history: tuple[tuple[float, float, float], ...] = ()
     reason: str = ""
+    folded_s: float | None = None
 
     @property
     def gap(self) -> float:

@@ -1,0 +1,154 @@
+"""Search of a folded problem: nodes that are alike decide once.
+
+An unrolled network repeats its layers ten to a hundred times.  Nodes are coloured by what they cost and what is
+around them (alike.py), contracted a colour at a time (quotient.py), tied to one choice a colour (tied.py), and the
+tied problem, whose size does not grow with depth, is solved exactly.  Its optimum is an assignment of the original
+and is priced there.  The bound is the original's as well (lifted.py): layers that may differ can't be cheaper than
+it says.  Where the two stay apart, a finer colouring leaves more layers at the ends of a chain to themselves.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from . import ilp
+from .alike import Contents, colours
+from .base import Incumbent, Progress, SearchResult, Termination
+from .contract import Matrices
+from .dual import DualAscent
+from .dual import ascend as ascend_tied
+from .lifted import LiftedAscent, ascend
+from .problem import StrategyProblem
+from .quotient import Quotient
+from .reduce import reduce
+from .tied import Tied, tie
+
+#: Steps of colour refinement, one fold after the other while the gap is open.  A layer of a transformer is about
+#: five edges long, by its residual stream.
+DEPTHS = (3, 6, 12)
+
+#: A problem is folded when that leaves at most this share of its nodes.
+FOLDED_SHARE = 0.5
+
+#: A gap that neither more messages nor a finer fold are tried for: they would take longer than they could gain.
+GOOD_GAP = 1e-3
+
+#: A finer fold has to bring the cost or the bound on by this share of the cost to be followed by a finer one still.
+LEAST_GAIN = 1e-3
+
+
+def solve_folded(
+    problem: StrategyProblem,
+    *,
+    time_limit_s: float | None = None,
+    relative_gap: float = 1e-4,
+    seed: int = 0,
+    on_progress: Progress | None = None,
+    hint: Sequence[int] | None = None,
+    unfold_gap: float = math.inf,
+) -> SearchResult:
+    """The cheapest assignment in which nodes that are alike choose alike; FEASIBLE unless the bound closes the gap.
+
+    What doesn't fold, or has no assignment folded, is solved as it is; so is, from the folded optimum on, what has a
+    larger gap left than `unfold_gap`.  See `jaxplan.search.base.Search`.
+    """
+    best = Incumbent(problem.verify(), on_progress)
+    deadline = math.inf if time_limit_s is None else best.started + time_limit_s
+    reason = overflow(problem)
+    if reason:
+        return best.result(Termination.INFEASIBLE, reason)
+    try:
+        if hint is not None:
+            best.offer(hint)
+        matrices = Matrices()
+        contents = Contents(problem, matrices)
+        folded_s = math.inf
+        for depth in DEPTHS:
+            before_s, bound_s = best.objective_s, best.bound_s
+            colour = colours(problem, contents, depth)
+            if (
+                int(colour.max(initial=0)) + 1 > FOLDED_SHARE * len(problem.nodes)
+                or time.monotonic() > deadline
+            ):
+                break
+            quotient = Quotient(problem, contents, colour, matrices).contract()
+            folded_s = min(folded_s, _fold(quotient, best, deadline, relative_gap, seed))
+            gain_s = max(before_s - best.objective_s, best.bound_s - bound_s)
+            if best.closed(max(relative_gap, GOOD_GAP)) or not gain_s > LEAST_GAIN * abs(best.objective_s):
+                break
+    except KeyboardInterrupt:
+        return best.result(Termination.INTERRUPTED)
+    folded = best.result(Termination.OPTIMAL if best.closed(relative_gap) else Termination.FEASIBLE)
+    if math.isfinite(folded_s):
+        folded = replace(folded, folded_s=folded_s)
+        if best.closed(max(relative_gap, unfold_gap)):
+            return folded
+    left_s = None if time_limit_s is None else deadline - time.monotonic()
+    if left_s is not None and left_s <= 0:
+        return replace(folded, termination=Termination.TIME_LIMIT)
+    whole = ilp.solve(
+        problem,
+        time_limit_s=left_s,
+        relative_gap=relative_gap,
+        seed=seed,
+        on_progress=on_progress,
+        hint=folded.assignment or hint,
+    )
+    bound_s = min(max(whole.bound_s, folded.bound_s), whole.objective_s)
+    return replace(whole, bound_s=bound_s, folded_s=folded.folded_s)
+
+
+def overflow(problem: StrategyProblem) -> str:
+    """Why nothing fits, if even the least bytes of every usage exceed the limit at some time step; else ""."""
+    if problem.limit_bytes is None or not problem.usages:
+        return ""
+    least: dict[int, int] = {}
+    for usage in problem.usages:
+        if id(usage.bytes) not in least:
+            least[id(usage.bytes)] = int(usage.bytes.min())
+    bounds = np.array([(u.start, u.stop) for u in problem.usages], dtype=np.int64)
+    amounts = np.array([least[id(u.bytes)] for u in problem.usages], dtype=np.int64)
+    times, where = np.unique(bounds, return_inverse=True)
+    delta = np.zeros(times.size, dtype=np.int64)
+    np.add.at(delta, where.reshape(-1, 2)[:, 0], amounts)
+    np.subtract.at(delta, where.reshape(-1, 2)[:, 1], amounts)
+    over = np.flatnonzero(np.cumsum(delta) > problem.limit_bytes)
+    if not over.size:
+        return ""
+    return f"at time step {times[over[0]]} the least choices already exceed {problem.limit_bytes} bytes"
+
+
+def _fold(quotient: Quotient, best: Incumbent, deadline: float, relative_gap: float, seed: int) -> float:
+    """Solve the tied problem of a quotient and bound the original; the cost of the tied optimum, inf without one."""
+    tied = tie(quotient)
+    if tied is None:
+        return math.inf
+    left_s = None if math.isinf(deadline) else max(deadline - time.monotonic(), 0.0)
+    found = ilp.solve(tied.problem, time_limit_s=left_s, relative_gap=relative_gap / 2, seed=seed)
+    if not found.assignment:
+        return math.inf
+    best.offer(tied.lift(found.assignment), found.objective_s)
+    good = max(relative_gap, GOOD_GAP)
+    ascend(LiftedAscent(quotient), best, good, deadline)
+    if not best.closed(good) and time.monotonic() < deadline:
+        prices_s = _prices(tied, found, deadline)
+        if prices_s:
+            ascend(LiftedAscent(quotient, prices_s), best, good, deadline)
+    return found.objective_s
+
+
+def _prices(tied: Tied, found: SearchResult, deadline: float) -> Mapping[int, float]:
+    """What a byte is worth at the time steps that bind in the tied problem, seconds."""
+    limit = tied.problem.limit_bytes
+    reduction = reduce(tied.problem)
+    if not limit or reduction.infeasible or not reduction.time_steps.size:
+        return {}
+    dual, best = DualAscent(reduction.problem), Incumbent(tied.problem)
+    best.offer(found.assignment)
+    ascend_tied(dual, best, 0.0, deadline)
+    return {int(reduction.time_steps[peak]): price / limit for peak, price in dual.price.items() if price > 0}
