@@ -132,14 +132,15 @@ def _fold(quotient: Quotient, best: Incumbent, deadline: float, relative_gap: fl
     found = ilp.solve(tied.problem, time_limit_s=left_s, relative_gap=relative_gap / 2, seed=seed)
     if not found.assignment:
         return math.inf
-    best.offer(tied.lift(found.assignment), found.objective_s)
+    alike = tied.lift(found.assignment)
+    best.offer(alike, found.objective_s)
     good = max(relative_gap, GOOD_GAP)
     ascend(LiftedAscent(quotient), best, good, deadline)
     if not best.closed(good) and time.monotonic() < deadline:
         prices_s = _prices(tied, found, deadline)
         if prices_s:
             ascend(LiftedAscent(quotient, prices_s), best, good, deadline)
-    return found.objective_s
+    return best.evaluator(alike).objective_s
 
 
 def _prices(tied: Tied, found: SearchResult, deadline: float) -> Mapping[int, float]:
