@@ -19,6 +19,11 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
 	if $$p -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; \
 	then echo $$p; break; fi; done)
 
+# jax 0.11 and later need Python 3.12.
+PYTHON_LATEST ?= $(shell for p in python3.12 python3.13 python3 python; do \
+	if $$p -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 12))' >/dev/null 2>&1; \
+	then echo $$p; break; fi; done)
+
 BIN := $(VENV)/bin
 # Written last: an environment without it was interrupted, and is completed by the next command.
 STAMP := $(VENV)/.complete
@@ -28,7 +33,7 @@ RUN := PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/python
 
 .PHONY: help
 help: ## List these commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: venv
 venv: $(STAMP) ## Make the environment in .venv (every command does so when it is missing)
@@ -50,6 +55,10 @@ $(STAMP): pyproject.toml
 demo: $(STAMP) ## Train a small Llama-style model on real text over 8 forced host devices, planned by jaxplan
 	@$(RUN) experiments/demo/run.py
 
+.PHONY: demo-processes
+demo-processes: $(STAMP) ## The demo in two processes of four devices, connected by jax.distributed
+	@$(RUN) experiments/demo/run.py --processes 2
+
 .PHONY: test
 test: lint contract types ## Lint, import contract, types and every test that takes seconds
 	$(PYTEST) $(PYTEST_ARGS)
@@ -61,6 +70,12 @@ test-slow: $(STAMP) ## The tests that take minutes
 .PHONY: test-aot
 test-aot: $(STAMP) ## Everything that is compiled for TPU and GPU meshes, without either
 	$(PYTEST) $(PYTEST_ARGS) -m "aot_tpu or aot_gpu or aot_broad"
+
+.PHONY: test-latest
+test-latest: ## The default tests with the newest jax, which wants Python 3.12, in .venv-latest
+	@$(MAKE) --no-print-directory venv VENV=.venv-latest PYTHON="$(PYTHON_LATEST)"
+	.venv-latest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade -e ".[$(EXTRAS)]"
+	.venv-latest/bin/python -m pytest $(PYTEST_ARGS)
 
 .PHONY: lint
 lint: $(STAMP) ## ruff

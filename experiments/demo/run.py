@@ -1,8 +1,10 @@
 """Trains a small Llama-style model on the Python standard library's source, sharded by jaxplan, over 8 host devices.
 
-    python experiments/demo/run.py        # or: make demo.  About two minutes on two cores
+    python experiments/demo/run.py                  # or: make demo.  About two minutes on two cores
+    python experiments/demo/run.py --processes 2    # or: make demo-processes: four devices in each of two processes
 
-The same steps run unsharded beside it.  Exit status 1 when the loss doesn't fall or the two runs part.
+The same steps run unsharded beside it, in the first process.  Exit status 1 when the loss doesn't fall or the two runs
+part.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import socket
+import subprocess
 import sys
 import sysconfig
 import time
@@ -27,6 +31,7 @@ os.environ.setdefault(
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 import jaxplan
 from jaxplan.units import format_bytes
@@ -74,28 +79,44 @@ def batches(text: np.ndarray, seed: int) -> Iterator[dict[str, np.ndarray]]:
 
 
 def device_bytes(state: Any) -> int:
-    """Bytes of the state that lie on the first device."""
-    first = jax.devices()[0]
+    """Bytes of the state that lie on this process's first device."""
+    first = jax.local_devices()[0]
     shards = [s for leaf in jax.tree.leaves(state) for s in leaf.addressable_shards if s.device == first]
     return sum(shard.data.nbytes for shard in shards)
 
 
 def params_difference(state: Any, other: Any) -> float:
-    """Largest relative difference of a parameter tensor: |a - b| / |b| in the Euclidean norm."""
-    pairs = zip(jax.tree.leaves(state["params"]), jax.tree.leaves(other["params"]), strict=True)
+    """Largest relative difference of a parameter tensor: |a - b| / |b| in the Euclidean norm.
+
+    All processes call it: each holds a part of `state`.
+    """
+    whole = multihost_utils.process_allgather(state["params"], tiled=True)
+    pairs = zip(jax.tree.leaves(whole), jax.tree.leaves(other["params"]), strict=True)
     return max(
         float(np.linalg.norm(np.asarray(a) - np.asarray(b)) / np.linalg.norm(np.asarray(b))) for a, b in pairs
     )
 
 
-def train(step: Any, text: np.ndarray, key: jax.Array, steps: int) -> tuple[list[float], float, float]:
+def fed(plan: jaxplan.Plan, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
+    """The global batch, of which this process has only the rows that its plan asks it for."""
+    return {
+        name: jax.make_array_from_process_local_data(
+            plan.in_shardings[1][name], rows[plan.process_batch_slice(f"batch/{name}")], rows.shape
+        )
+        for name, rows in batch.items()
+    }
+
+
+def train(
+    step: Any, plan: jaxplan.Plan, text: np.ndarray, key: jax.Array, steps: int
+) -> tuple[list[float], float, float]:
     """Both runs, step by step: (sharded losses, largest relative loss difference, that of params at the end)."""
 
     def init(key: jax.Array) -> Any:
         return llama.init_state(CONFIG, key)
 
     state = step.init(init, key)
-    with jax.default_device(jax.devices()[0]):
+    with jax.default_device(jax.local_devices()[0]):
         alone = jax.jit(init)(key)
     alone_step = jax.jit(llama.make_train_step(CONFIG), donate_argnums=0)
     print(
@@ -110,7 +131,7 @@ def train(step: Any, text: np.ndarray, key: jax.Array, steps: int) -> tuple[list
     spent_s = {"sharded": 0.0, "unsharded": 0.0}
     for number, batch in zip(range(steps + 1), batches(text, seed=0), strict=False):
         started = time.perf_counter()
-        state, metrics = step(state, batch)
+        state, metrics = step(state, batch if jax.process_count() == 1 else fed(plan, batch))
         loss = float(metrics["loss"])
         between = time.perf_counter()
         alone, alone_metrics = alone_step(alone, batch)
@@ -133,11 +154,40 @@ def train(step: Any, text: np.ndarray, key: jax.Array, steps: int) -> tuple[list
     return losses, loss_difference, params_difference(state, alone)
 
 
+def in_processes(count: int, arguments: list[str]) -> int:
+    """This script in `count` connected processes of 8 / `count` devices; what the first one prints is seen."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    flags = os.environ["XLA_FLAGS"].replace("device_count=8", f"device_count={8 // count}")
+    command = [sys.executable, __file__, *arguments, "--address", address, "--process"]
+    running = [
+        subprocess.Popen(
+            [*command, str(index)], env={**os.environ, "XLA_FLAGS": flags},
+            stdout=None if index == 0 else subprocess.DEVNULL,
+        )
+        for index in range(count)
+    ]  # fmt: skip
+    try:
+        return max(abs(process.wait()) for process in running)
+    finally:
+        for process in running:
+            process.kill()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--steps", type=int, default=STEPS, help=f"default {STEPS}")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the plan's page and file")
+    parser.add_argument("--processes", type=int, default=1, choices=(1, 2, 4, 8), help="default 1")
+    parser.add_argument("--process", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--address", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.processes > 1 and arguments.process is None:
+        return in_processes(arguments.processes, sys.argv[1:])
+    if arguments.process is not None:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(arguments.address, arguments.processes, arguments.process)
     if jax.device_count() < 8:
         raise SystemExit(f"the demo needs 8 devices and jax has {jax.device_count()}: unset XLA_FLAGS")
 
@@ -152,13 +202,14 @@ def main() -> int:
     shapes = jax.eval_shape(lambda key: llama.init_state(CONFIG, key), key)
     plan = step.plan(shapes, llama.batch_shapes(CONFIG))
     print(f"Planned in {time.perf_counter() - started:.1f} s\n\n{plan}\n")
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    page, file = arguments.out / "demo_plan.html", arguments.out / "demo_plan.json"
-    plan.to_html(page)
-    plan.save(file)
-    print(f"Written: {page}, {file}\n")
+    if jax.process_index() == 0:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        page, file = arguments.out / "demo_plan.html", arguments.out / "demo_plan.json"
+        plan.to_html(page)
+        plan.save(file)
+        print(f"Written: {page}, {file}\n")
 
-    losses, loss_difference, params_apart = train(step, text, key, arguments.steps)
+    losses, loss_difference, params_apart = train(step, plan, text, key, arguments.steps)
     start, end = losses[0], float(np.mean(losses[-10:]))
     fallen = end < FALLEN * start
     agree = loss_difference <= LOSS_TOLERANCE and params_apart <= PARAMS_TOLERANCE
