@@ -19,7 +19,9 @@ from .errors import TargetError as TargetError
 from .errors import TraceError as TraceError
 from .hardware import CompileTarget as CompileTarget
 from .hardware import target as target
+from .inspection import Audit as Audit
 from .inspection import Verification as Verification
+from .inspection import audit as audit
 from .inspection import verify as verify
 from .plans import Plan as Plan
 from .plans import load_plan as load_plan

@@ -12,7 +12,7 @@ import jax
 
 from ..cost import CostModel
 from ..errors import ArgumentError, InfeasibleError
-from ..hardware import AxisLink, axis_links
+from ..hardware import axis_links
 from ..ir import Traced
 from ..plans import Plan
 from ..search import Allowed
@@ -44,9 +44,7 @@ def make_plan(
     """
     started = time.perf_counter()
     say = _speaker(options)
-    model = CostModel(
-        profile=target.profile, axes=target.axes, links=_links(target), exposed=1 - options.overlap
-    )
+    model = model_of(target, options)
     input_pins, output_pins, said_orders = pins_of(traced, target.axes, constraints)
     said = said or {}
     heeded = {} if options.annotations == "ignore" else said
@@ -122,9 +120,15 @@ def _against_templates(
     return best, times
 
 
-def _links(target: Target) -> tuple[AxisLink, ...]:
+def model_of(target: Target, options: Options) -> CostModel:
+    """The prices on a target."""
     links = axis_links(target.profile, target.axes)
-    return tuple(links[name] for name, _ in target.axes)
+    return CostModel(
+        profile=target.profile,
+        axes=target.axes,
+        links=tuple(links[name] for name, _ in target.axes),
+        exposed=1 - options.overlap,
+    )
 
 
 def _speaker(options: Options) -> Callable[[str], None]:

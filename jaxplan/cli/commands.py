@@ -66,6 +66,19 @@ def command_parser() -> argparse.ArgumentParser:
     verify.add_argument("--plan", type=Path, metavar="PLAN.json", help="hold it against this plan; default: plan now")
     verify.set_defaults(command=_verify)
 
+    audit = commands.add_parser("audit", help="price shardings of your own, or a template, beside the plan")
+    _add_step(audit, hardware_or_target=True)
+    theirs = audit.add_mutually_exclusive_group(required=True)
+    theirs.add_argument("--template", metavar="NAME", help="a hand-written plan such as fsdp")
+    theirs.add_argument(
+        "--shardings",
+        metavar="MODULE:FUNCTION",
+        help="a function of no arguments that returns (in_shardings, out_shardings), PartitionSpecs in the trees that "
+        "jax.jit takes",
+    )
+    audit.add_argument("--compile", action="store_true", help="compile both too; needs --target")
+    audit.set_defaults(command=_audit)
+
     explain = commands.add_parser("explain", help="why a tensor has its spec, and what others would cost")
     explain.add_argument("plan", type=Path, metavar="PLAN.json")
     explain.add_argument("path", metavar="PATH", help="a tree path that the plan prints")
@@ -210,6 +223,34 @@ def _verify(arguments: argparse.Namespace) -> int:
         verification = jaxplan.verify(step, *source.shapes)
     print(verification)
     return EXIT_DONE if verification.ok else EXIT_NOT_AS_PLANNED
+
+
+def _audit(arguments: argparse.Namespace) -> None:
+    import jaxplan
+
+    from .step_source import load_shardings, load_step
+
+    _leave_accelerators_alone()
+    with progress(f"auditing {arguments.step}"):
+        source = load_step(arguments.step, arguments.args)
+        if arguments.shardings is None:
+            subject = {"template": arguments.template}
+        else:
+            subject = dict(
+                zip(("in_shardings", "out_shardings"), load_shardings(arguments.shardings), strict=True)
+            )
+        audit = jaxplan.audit(
+            source.step,
+            _mesh(arguments),
+            *source.shapes,
+            **subject,
+            donate_argnums=source.donate_argnums if arguments.donate is None else arguments.donate,
+            hardware=arguments.hardware,
+            memory_budget=arguments.memory,
+            options=None if arguments.search is None else jaxplan.Options(search=arguments.search),
+            compile=arguments.compile,
+        )
+    print(audit)
 
 
 def _mesh_of_devices(arguments: argparse.Namespace) -> Any:

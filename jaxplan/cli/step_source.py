@@ -55,6 +55,20 @@ def load_step(target: str, shapes_target: str | None = None) -> StepSource:
     return StepSource(step=made[0], shapes=made[1])
 
 
+def load_shardings(target: str) -> tuple[Any, Any]:
+    """`(in_shardings, out_shardings)` that the function `target` returns.
+
+    Raises:
+      ArgumentError: a module or function doesn't exist, or it returns no pair.
+    """
+    made = _call(_function(*_split(target)), target, "it must take no arguments")
+    if not (isinstance(made, tuple) and len(made) == 2):
+        raise ArgumentError(
+            f"{target} returned {_describe(made)}: it must return a pair (in_shardings, out_shardings)"
+        )
+    return made
+
+
 def model_targets() -> Iterator[str]:
     """Every `models.NAME:CONFIG` that `load_step` takes, in the order of the files and of their `CONFIGS`.
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from .audit import Audit as Audit
+from .audit import Change as Change
+from .audit import Side as Side
+from .audit import audit as audit
 from .compare import Tolerances as Tolerances
 from .findings import Finding as Finding
 from .findings import Quantity as Quantity

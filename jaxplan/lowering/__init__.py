@@ -16,3 +16,5 @@ from .jit import sharding_of as sharding_of
 from .order import Key as Key
 from .order import Orders as Orders
 from .order import resolve_orders as resolve_orders
+from .price import Priced as Priced
+from .price import price as price

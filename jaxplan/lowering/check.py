@@ -85,7 +85,7 @@ def check(
         text = lowered.compiler_ir("stablehlo").operation.get_asm(enable_debug_info=True)
         result = partition(text, while_trips=while_trips)
         differing = _differences(graph, axes, values, result)
-        collectives = tuple((c, _operation(c.scope)) for c in result.collectives)
+        collectives = tuple((c, operation_of(c.scope)) for c in result.collectives)
         unplanned = tuple(
             (c, op)
             for c, op in collectives
@@ -130,7 +130,7 @@ def _communicating(
     return found, moves
 
 
-def _operation(scope: str) -> int:
+def operation_of(scope: str) -> int:
     """The operation that a scope names, "jit(step)/transpose(jvp(jaxplan12))/dot_general" for one; -1 for none."""
     found = _SCOPED.findall(scope)
     return int(found[-1]) if found else -1
@@ -143,7 +143,7 @@ def _differences(
     found: dict[int, Layout] = {}
     by_op: dict[int, list[int]] = {op.index: [v for v in op.results if v in values] for op in graph.ops}
     for entry in result.ops:
-        op = _operation(entry.scope)
+        op = operation_of(entry.scope)
         for value in by_op.get(op, ()):
             for shape, dims in zip(entry.shapes, entry.layouts, strict=True):
                 if tuple(shape) == graph.values[value].shape and shape:

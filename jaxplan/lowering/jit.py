@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -64,21 +64,26 @@ def lower_flat(
     traced: Traced,
     constraints: Sequence[Constraint],
     mesh: Any,
-    inputs: Sequence[Layout],
-    outputs: Sequence[Layout],
+    inputs: Sequence[Layout | None],
+    outputs: Sequence[Layout | None],
     *,
     platform: str | None = None,
+    donate: Collection[int] = (),
 ) -> Any:
-    """`jax.stages.Lowered` of the planned step over flat leaves; no device is needed for an AbstractMesh."""
+    """`jax.stages.Lowered` of the planned step over flat leaves; no device is needed for an AbstractMesh.
+
+    A layout of None leaves the leaf to the partitioner's propagation.  `donate`: positions of donated leaves.
+    """
     shapes = [
         jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type)
         for v in traced.jaxpr.invars
     ]
     jitted = jax.jit(
         planned_function(traced, constraints, mesh),
-        in_shardings=tuple(sharding_of(mesh, layout) for layout in inputs),
-        out_shardings=[sharding_of(mesh, layout) for layout in outputs],
+        in_shardings=tuple(None if layout is None else sharding_of(mesh, layout) for layout in inputs),
+        out_shardings=[None if layout is None else sharding_of(mesh, layout) for layout in outputs],
         keep_unused=True,
+        donate_argnums=tuple(sorted(donate)),
     )
     stage = jitted.trace(*shapes)
     return (

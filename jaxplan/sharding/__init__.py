@@ -1,5 +1,7 @@
 """How tensors can be cut: layouts, factor rules, strategies, and resharding between them."""
 
+from .flows import Flow as Flow
+from .flows import Tensor as Tensor
 from .groups import axes_of_groups as axes_of_groups
 from .groups import axes_of_pairs as axes_of_pairs
 from .partitioner import Collective as Collective

@@ -17,6 +17,7 @@ import numpy as np
 from .._jax import module_text, parse_module, run_passes
 from .combined import reassociated, users_of, without_repeats
 from .contested import settle_contractions
+from .flows import Flow, flows_of
 from .groups import axes_of_groups, axes_of_pairs
 from .imported import as_xla_imports
 from .mlir import (
@@ -95,6 +96,7 @@ class Partitioned:
       collectives, ops: in program order; collectives written in `shard_map` included.
       input_layouts, output_layouts: of the step's arguments (those that it uses) and results.
       warnings: what had to be assumed, and reshards that no collective expresses.
+      flows: who reads what as what, where it was asked for.
     """
 
     collectives: tuple[Collective, ...]
@@ -102,9 +104,10 @@ class Partitioned:
     input_layouts: tuple[Dims, ...]
     output_layouts: tuple[Dims, ...]
     warnings: tuple[str, ...]
+    flows: tuple[Flow, ...] = ()
 
 
-def partition(module: Any, *, while_trips: float = 16.0) -> Partitioned:
+def partition(module: Any, *, while_trips: float = 16.0, flows: bool = False) -> Partitioned:
     """Partition a StableHLO module: `jit(...).lower(...).compiler_ir("stablehlo")`, or its text.
 
     A text must be written with locations (`get_asm(enable_debug_info=True)`) for scopes to be known.  The
@@ -143,6 +146,7 @@ def partition(module: Any, *, while_trips: float = 16.0) -> Partitioned:
         input_layouts=inputs,
         output_layouts=outputs,
         warnings=tuple(warnings),
+        flows=flows_of(visits) if flows else (),
     )
 
 

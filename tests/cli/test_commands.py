@@ -189,6 +189,22 @@ def test_verify_compiles_for_devices_and_exits_with_its_verdict(
     assert settings == {"donate_argnums": (0,), "memory_budget": None, "options": {"search": "fsdp"}}
 
 
+def test_audit_hands_over_shardings_or_a_template(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[dict[str, Any]] = []
+    monkeypatch.setattr(jaxplan, "audit", lambda *args, **settings: calls.append(settings) or "the audit")
+    (tmp_path / "laid_here.py").write_text("def laid():\n    return ('in', 'out')\n\ndef alone():\n    return 3\n")
+    command = ["audit", "steps_here:factory", "--mesh", "data=2", "--hardware", "h100"]
+    assert main([*command, "--template", "fsdp"]) == 0
+    assert main([*command, "--shardings", "laid_here:laid"]) == 0
+    assert capsys.readouterr().out == "the audit\nthe audit\n"
+    assert calls[0]["template"] == "fsdp" and "in_shardings" not in calls[0]
+    assert (calls[1]["in_shardings"], calls[1]["out_shardings"]) == ("in", "out")
+    assert main([*command, "--shardings", "laid_here:alone"]) == 2
+    assert "must return a pair (in_shardings, out_shardings)" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("recorder")
 def test_verify_needs_as_many_devices_as_the_mesh_has(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "steps_here:factory", "--mesh", "data=64"]) == 2

@@ -1,0 +1,110 @@
+"""One evaluator for any shardings of a step: what they cost by our models, as the partitioner carries them out.
+
+No solver and no compiler: the step is lowered, Shardy's own passes decide every layout and every collective, and the
+models price those.  A plan, a template and shardings written by hand come out comparable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..cost import CostModel, MemoryProfile, simulate_memory, source_values, traffic
+from ..ir import Traced
+from ..plans import Constraint
+from ..sharding import Collective, Layout, Rule, partition
+from .check import operation_of
+from .jit import lower_flat
+from .realised import Realised, realised
+
+
+@dataclass(frozen=True, kw_only=True)
+class Priced:
+    """What a step costs under given shardings; one device, one step.
+
+    Attributes:
+      inputs, outputs: the layouts of all leaves, those that were left open as propagation decides them.
+      op_seconds: compute of every operation; flops: of every matrix product.
+      collectives: with the operation that needs each (-1: unknown) and the seconds of all its runs.
+      warnings: what the partitioner could not express.
+    """
+
+    inputs: tuple[Layout, ...]
+    outputs: tuple[Layout, ...]
+    op_seconds: Mapping[int, float]
+    flops: Mapping[int, float]
+    collectives: tuple[tuple[Collective, int, float], ...]
+    memory: MemoryProfile
+    realised: Realised
+    warnings: tuple[str, ...]
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds of computation."""
+        return sum(self.op_seconds.values())
+
+    @property
+    def comm_s(self) -> float:
+        """Seconds of communication, hidden or not."""
+        return sum(seconds for _, _, seconds in self.collectives)
+
+    def step_s(self, overlap: float = 0.0) -> float:
+        """Seconds of a step when `overlap` of the communication is hidden."""
+        return self.compute_s + (1 - overlap) * self.comm_s
+
+
+def price(
+    traced: Traced,
+    rules: Sequence[Rule],
+    kinds: Sequence[str],
+    model: CostModel,
+    mesh: Any,
+    inputs: Sequence[Layout | None],
+    outputs: Sequence[Layout | None],
+    constraints: Sequence[Constraint] = (),
+    *,
+    platform: str,
+    while_trips: float = 16.0,
+) -> Priced:
+    """Price the step with its leaves laid out as given.
+
+    Args:
+      rules, kinds: of `traced.graph`'s operations and inputs.
+      mesh: with Auto axes; devices are not needed.
+      inputs, outputs: None leaves a leaf to propagation.
+      constraints: pinned inside the step, beside those that the user wrote there.
+    """
+    graph = traced.graph
+    lowered = lower_flat(traced, constraints, mesh, inputs, outputs, platform=platform)
+    text = lowered.compiler_ir("stablehlo").operation.get_asm(enable_debug_info=True)
+    found = partition(text, while_trips=while_trips, flows=True)
+    layouts = tuple(Layout(dims=dims) for dims in found.input_layouts)
+    where = realised(graph, rules, model.axes, layouts, found)
+    refined = replace(model, axes=where.axes, links=tuple(model.link(name) for name, _ in where.axes))
+    crossing = traffic(graph, rules)
+    seconds, flops = {}, {}
+    free = source_values(graph, rules)
+    for op in graph.ops:
+        rule, strategy = rules[op.index], where.strategies[op.index]
+        if op.primitive == "carry_next" or (op.results and all(free[v] for v in op.results)):
+            continue
+        seconds[op.index] = float(refined.op_seconds(op, rule, strategy, graph, crossing)[0]) * op.trips
+        if rule.matmul:
+            flops[op.index] = rule.flops * float(strategy.shares[0]) * op.trips
+    collectives = tuple(
+        (c, operation_of(c.scope), model.collective_over(c.kind, c.bytes, c.axes) * c.trips)
+        for c in found.collectives
+        if c.kind != "all_slice"
+    )
+    memory = simulate_memory(graph, where.axes, crossing.stored, kinds, where.values, where.reads)
+    return Priced(
+        inputs=layouts,
+        outputs=tuple(Layout(dims=dims) for dims in found.output_layouts),
+        op_seconds=seconds,
+        flops=flops,
+        collectives=collectives,
+        memory=memory,
+        realised=where,
+        warnings=found.warnings,
+    )
