@@ -15,7 +15,7 @@ from ..lowering import CompiledWork, compiled_collectives, compiled_memory, comp
 from ..plans import Plan, TensorPlan
 from ..units import format_bytes
 from .findings import Finding, Quantity, Verification, ranked
-from .matching import Part, compiled_parts, match, planned_parts
+from .matching import Part, compiled_parts, match, places, planned_parts
 
 WORTH_TELLING = 0.01
 """Share of the planned step time from which a collective that was not planned is a grave finding."""
@@ -238,9 +238,11 @@ def _computation(
         return
     compiled: dict[str, float] = {}
     for w in work:
-        # the first of its lines that the plan knows; what no planned line made goes by its innermost one
-        line = next((s for s in w.sources if s in plan.cost.flops_by_source), w.sources[0] if w.sources else w.op_name)
-        line = line or "no line of the program"
+        # the planned line that shares most places with it; what no planned line made goes by its innermost one
+        here = places(w.sources)
+        shared, line = max(((len(places((p,)) & here), p) for p in plan.cost.flops_by_source), default=(0, ""))
+        if not shared:
+            line = (*w.sources, w.op_name, "")[0] or "no line of the program"
         compiled[line] = compiled.get(line, 0.0) + w.flops * w.trips
     lines = {**dict.fromkeys(compiled, 0.0), **plan.cost.flops_by_source}
     changes = sorted(((compiled.get(line, 0.0) - f, line) for line, f in lines.items()), key=lambda c: -abs(c[0]))

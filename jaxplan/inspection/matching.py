@@ -8,15 +8,16 @@ over the same mesh axes; every run of every tensor is matched once at most.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ..cost import collective_wire_bytes
-from ..ir import users_line
 from ..lowering import CompiledCollective
 from ..plans import PlannedCollective
 from ..sharding import MeshAxes
 
+_PLACE = re.compile(r"[^\s/]+\.\w+:\d+")
 _EQUAL = 0.02
 """Padding changes a buffer's size by less."""
 _RING = (0.45, 1.35)
@@ -29,7 +30,8 @@ class Part:
     """One tensor of a collective, with how many of its runs are still unmatched.
 
     Attributes:
-      kind, axes, bytes: as of a collective; sources: its lines, innermost first; where: what to call it.
+      kind, axes, bytes: as of a collective; lines: the places ("model.py:12") that it comes from; where: what to
+        call it.
       together_bytes: of all the tensors that the same collective moves: they share its start.
       trips: runs in a step; left: those of them that are not matched yet.
       notes: how it was matched, where not as it is.
@@ -41,7 +43,7 @@ class Part:
     bytes: int
     together_bytes: int
     trips: float
-    sources: tuple[str, ...]
+    lines: frozenset[str]
     where: str
     left: float
     notes: list[str] = field(default_factory=list)
@@ -58,13 +60,18 @@ class Part:
         return [int(n.partition(")")[2]) if ":" in n else known[n] for n in self.names]
 
 
+def places(sources: Iterable[str]) -> frozenset[str]:
+    """`places(["model.py:12 (f) via linear.py:9"])`: file and line alone, `{"model.py:12", "linear.py:9"}`."""
+    return frozenset(place for source in sources for place in _PLACE.findall(source))
+
+
 def planned_parts(collectives: Iterable[PlannedCollective], axes: MeshAxes) -> list[Part]:
     """The plan's collectives; an axis of one device takes no part."""
     sizes = dict(axes)
     return [
         Part(
             kind=c.kind, axes=frozenset(a for a in c.axes if sizes.get(a) != 1), names=c.axes, bytes=c.bytes,
-            together_bytes=c.bytes, trips=c.trips, sources=(users_line(c.where),),
+            together_bytes=c.bytes, trips=c.trips, lines=places((c.where,)),
             where=f"{c.primitive} at {c.where}".removeprefix(" at "), left=c.trips,
         )
         for c in collectives
@@ -76,7 +83,7 @@ def compiled_parts(collectives: Iterable[CompiledCollective]) -> list[Part]:
     return [
         Part(
             kind=c.kind, axes=frozenset(c.axes), names=c.axes, bytes=size, together_bytes=c.bytes, trips=c.trips,
-            sources=c.sources,
+            lines=places(c.sources),
             where=c.sources[0] if c.sources else c.op_name or "no line of the program", left=c.trips,
         )
         for c in collectives
@@ -116,7 +123,7 @@ def _alike(planned: Part, compiled: Part, ratio: float) -> bool:
 
 
 def _near(planned: Part, compiled: Part) -> bool:
-    return bool(set(planned.sources) & set(compiled.sources))
+    return bool(planned.lines & compiled.lines)
 
 
 def _each(
@@ -181,7 +188,7 @@ def _volumes(planned: Sequence[Part], compiled: Sequence[Part]) -> None:
     """
     for c in compiled:
         for p in planned:
-            joins = _near(p, c) or not c.sources
+            joins = _near(p, c) or not c.lines
             if c.left <= 0 or p.left <= 0 or p.axes != c.axes or not joins or _CLASS[p.kind] != _CLASS[c.kind]:
                 continue
             moved = min(c.bytes * c.left, p.bytes * p.left)

@@ -82,7 +82,7 @@ def price(
     layouts = tuple(Layout(dims=dims) for dims in found.input_layouts)
     where = realised(graph, rules, model.axes, layouts, found)
     refined = replace(model, axes=where.axes, links=tuple(model.link(name) for name, _ in where.axes))
-    crossing = traffic(graph, rules)
+    crossing = traffic(graph, rules, model.profile.kind)
     seconds, flops = {}, {}
     free = source_values(graph, rules)
     for op in graph.ops:
@@ -97,7 +97,10 @@ def price(
         for c in found.collectives
         if c.kind != "all_slice"
     )
-    memory = simulate_memory(graph, where.axes, crossing.stored, kinds, where.values, where.reads)
+    memory = simulate_memory(
+        graph, where.axes, crossing.stored, kinds, where.values, where.reads,
+        second_stacks=crossing.second_stacks, times=crossing.times, platform=model.profile.kind,
+    )  # fmt: skip
     return Priced(
         inputs=layouts,
         outputs=tuple(Layout(dims=dims) for dims in found.output_layouts),
