@@ -64,6 +64,7 @@ def command_parser() -> argparse.ArgumentParser:
     verify = commands.add_parser("verify", help="compile a step and lay what was compiled beside its plan")
     _add_step(verify, hardware_or_target=False)
     verify.add_argument("--plan", type=Path, metavar="PLAN.json", help="hold it against this plan; default: plan now")
+    verify.add_argument("--numerics", action="store_true", help="also run one step sharded and unsharded")
     verify.set_defaults(command=_verify)
 
     audit = commands.add_parser("audit", help="price shardings of your own, or a template, beside the plan")
@@ -220,7 +221,7 @@ def _verify(arguments: argparse.Namespace) -> int:
             memory_budget=arguments.memory,
             options=options,
         )
-        verification = jaxplan.verify(step, *source.shapes)
+        verification = jaxplan.verify(step, *source.shapes, numerics=arguments.numerics)
     print(verification)
     return EXIT_DONE if verification.ok else EXIT_NOT_AS_PLANNED
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -14,7 +15,9 @@ from ..errors import ArgumentError
 from ..hardware import axis_links, compiler_options, load_profile
 from ..plans import Plan
 from .compare import Tolerances, compare
-from .findings import Verification
+from .findings import Finding, Verification, ranked
+from .known_bugs import known_bugs
+from .numerics import differing_results
 
 
 def verify(
@@ -25,6 +28,7 @@ def verify(
     donate_argnums: int | Sequence[int] = (),
     tolerances: Tolerances | None = None,
     while_trips: float = 16.0,
+    numerics: bool = False,
 ) -> Verification:
     """Lay a compiled step beside its plan: shardings, donations, collectives, FLOPs, memory.
 
@@ -37,6 +41,8 @@ def verify(
       donate_argnums: of the plain step beside a Plan.
       tolerances: from when on a difference is grave.
       while_trips: iterations of loops whose trip count the program doesn't say.
+      numerics: also run one step both ways, sharded and on one device, and name the first result that differs.  With
+        shapes for arguments numbers are made up; give arrays, of smaller shapes too, for real ones.
 
     Returns:
       A Verification: `.ok`, `.findings`, and the whole of it printed.
@@ -44,42 +50,49 @@ def verify(
     Raises:
       ArgumentError: the subject is none of these, or has no devices to compile for.
     """
+    donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
     if isinstance(subject, Plan):
         if not arguments or not callable(arguments[0]):
             raise ArgumentError("verify(plan, train_step, *arguments) needs the step that the plan is of")
-        step = auto_shard(
+        subject, arguments = auto_shard(
             arguments[0],
             _with_devices(subject.mesh, subject.name),
-            donate_argnums=donate_argnums,
+            donate_argnums=donated,
             hardware=hardware or subject.hardware,
             options=Options(plan=subject),
-        )
-        return verify(
-            step, *arguments[1:], hardware=hardware, tolerances=tolerances, while_trips=while_trips
-        )
-    if isinstance(subject, ShardedStep):
-        plan = subject.plan(*arguments)
+        ), arguments[1:]
+    step = subject if isinstance(subject, ShardedStep) else None
+    if step is not None:
+        plan = step.plan(*arguments)
         mesh = _with_devices(plan.mesh, plan.name)
-        compiled = subject.lower(*arguments).compile(compiler_options=dict(compiler_options(mesh)))
-    elif isinstance(subject, (jax.stages.Lowered, jax.stages.Compiled)):
-        if plan is None:
-            raise ArgumentError(
-                f"verify(a {type(subject).__name__}) needs what was promised: pass plan=, or verify the step that "
-                "jaxplan.auto_shard made; jaxplan.audit compares shardings of your own"
-            )
-        compiled = subject
-        if isinstance(subject, jax.stages.Lowered):
-            options = compiler_options(plan.mesh) if isinstance(plan.mesh, jax.sharding.Mesh) else {}
-            compiled = subject.compile(compiler_options=dict(options))
-    else:
+        subject = step.lower(*arguments)
+    elif not isinstance(subject, (jax.stages.Lowered, jax.stages.Compiled)):
         raise ArgumentError(
-            f"verify takes a step made by auto_shard, a Plan, or a jax.stages.Lowered or Compiled; got "
+            "verify takes a step made by auto_shard, a Plan, or a jax.stages.Lowered or Compiled; got "
             f"{type(subject).__name__}"
         )
+    elif plan is None:
+        raise ArgumentError(
+            f"verify(a {type(subject).__name__}) needs what was promised: pass plan=, or verify the step that "
+            "jaxplan.auto_shard made; jaxplan.audit compares shardings of your own"
+        )
+    else:
+        mesh = plan.mesh
+    if numerics and step is None:
+        raise ArgumentError("numerics=True runs the step: verify a step made by auto_shard, or a Plan with its step")
     profile = load_profile(hardware or plan.hardware)
     links = axis_links(profile, plan.axes)
     model = CostModel(profile=profile, axes=plan.axes, links=tuple(links[name] for name, _ in plan.axes))
-    return compare(plan, compiled, model, tolerances or Tolerances(), while_trips)
+    found: list[Finding] = []
+    compiled = subject
+    if isinstance(subject, jax.stages.Lowered):
+        options = compiler_options(mesh) if isinstance(mesh, jax.sharding.Mesh) else {}
+        compiled = subject.compile(compiler_options=dict(options))
+        found += known_bugs(plan, profile.kind, subject.as_text())
+    verification = compare(plan, compiled, model, tolerances or Tolerances(), while_trips)
+    if numerics and step is not None:
+        found += differing_results(step, plan, arguments, donated)
+    return replace(verification, findings=ranked([*verification.findings, *found]))
 
 
 def _with_devices(mesh: Any, name: str) -> Any:

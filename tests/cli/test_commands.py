@@ -179,7 +179,7 @@ def test_verify_compiles_for_devices_and_exits_with_its_verdict(
 
     seen: list[Any] = []
     monkeypatch.setattr(jaxplan, "auto_shard", lambda step, mesh, **settings: (step.__name__, mesh, settings))
-    monkeypatch.setattr(jaxplan, "verify", lambda *args: seen.extend(args) or Verdict())
+    monkeypatch.setattr(jaxplan, "verify", lambda *args, **_: seen.extend(args) or Verdict())
     command = ["verify", "steps_here:factory", "--mesh", "data=4,model=2", "--search", "fsdp", "--donate", "0"]
     assert main(command) == code
     assert capsys.readouterr().out == "the verdict\n"
