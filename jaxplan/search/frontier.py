@@ -1,0 +1,283 @@
+"""FT: the frontier of step time and peak memory by exact variable elimination over frontier tables.
+
+Every factor of the problem (a node's costs, an edge's matrix) is a table of frontiers, at first of one point each.  A
+node is eliminated by adding up the tables that it occurs in and keeping, for every joint choice of its neighbours, the
+(seconds, bytes) that no other choice of it beats in both: TensorOpt's node, edge, branch, triangle and star rules
+(arXiv 2004.10856) are the cases of it with one to several neighbours.  Memory is always part of dominance.
+
+Memory is a peak over time steps, not one sum: a point carries the bytes at the steps `rows`, and its peak over them is
+at most the true one.  Steps are added where the true peak of a found point is higher, until none is or there are
+`MOST_ROWS`.  With `width` > 0 points of almost equal bytes are merged; each carries the fewest bytes that it may stand
+for.  So two things are known of every budget: a plan that keeps it (its peak evaluated on all steps), and how fast no
+plan can be that does (`Tradeoff.bound_at`), from the same tables.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import SolverError
+from .evaluate import Evaluator
+from .frontier_tables import Points, combine
+from .problem import Bools, Floats, Ints, StrategyProblem
+from .reduce import reduce
+
+#: Time steps that a point carries; dominance in so many rows is rare, so frontiers grow with each.
+MOST_ROWS = 3
+
+#: Entries that a table may have before its last node is minimised out: beyond it the kernel takes minutes.
+MOST_ENTRIES = 4_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class TradeoffPoint:
+    """An assignment that no other one found beats in both.
+
+    Attributes:
+      objective_s, peak_bytes: as `evaluate` finds them; assignment: of the problem asked about.
+    """
+
+    objective_s: float
+    peak_bytes: int
+    assignment: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tradeoff:
+    """The frontier.
+
+    Attributes:
+      points: by increasing peak, strictly; the objective strictly decreases.
+      floor: (bytes, seconds) steps by increasing bytes: with a budget under the next step's bytes nothing is faster.
+      rows: how many time steps the tables carried.
+      largest: entries of the largest table.
+    """
+
+    points: tuple[TradeoffPoint, ...]
+    floor: tuple[tuple[int, float], ...]
+    rows: int
+    largest: int
+
+    def at_memory(self, budget_bytes: int) -> TradeoffPoint | None:
+        """The fastest point within a budget; None when none is."""
+        position = bisect_right([point.peak_bytes for point in self.points], budget_bytes)
+        return self.points[position - 1] if position else None
+
+    def bound_at(self, budget_bytes: int) -> float:
+        """Seconds that no assignment within a budget is under; infinite when nothing is within it."""
+        position = bisect_right([size for size, _ in self.floor], budget_bytes)
+        return self.floor[position - 1][1] if position else math.inf
+
+    @property
+    def regret_bound(self) -> float:
+        """At most how much slower, relatively, than the optimum of its budget any point is (0: all exact)."""
+        worst = 0.0
+        budgets = [*(size for size, _ in self.floor), *(point.peak_bytes for point in self.points)]
+        for budget in budgets:
+            found = self.at_memory(budget)
+            bound_s = self.bound_at(budget)
+            if found is not None and found.objective_s > bound_s:
+                worst = max(worst, found.objective_s / bound_s - 1 if bound_s > 0 else math.inf)
+        return worst
+
+
+class TooWide(SolverError):
+    """A table would have more than `MOST_ENTRIES` entries."""
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Frontiers over the joint choices of `scope` (ascending nodes), and how its points came about.
+
+    `node` was eliminated to make it (-1: none), out of `left` and `right` (None: a factor of the problem).
+    """
+
+    scope: tuple[int, ...]
+    points: Points
+    node: int = -1
+    left: _Table | None = None
+    right: _Table | None = None
+
+
+def trace_frontier(problem: StrategyProblem, *, width: float = 0.0, most_rows: int = MOST_ROWS) -> Tradeoff:
+    """The frontier of a problem; its `limit_bytes` is not looked at.
+
+    Args:
+      width: points whose bytes differ by a smaller factor than 1 + width are merged.
+      most_rows: time steps that the tables may carry.
+
+    Raises:
+      TooWide: the problem's graph is too dense for tables.  SolverError: no assignment is possible.
+    """
+    reduction = reduce(problem, for_peak=True)
+    if reduction.infeasible:
+        raise SolverError(reduction.infeasible)
+    small, evaluate, evaluate_small = reduction.problem, Evaluator(problem), Evaluator(reduction.problem)
+    steps: list[int] = []
+    found: dict[tuple[int, ...], TradeoffPoint] = {}
+    while True:
+        rows = _Rows(small, evaluate_small, steps)
+        final, largest = _Elimination(small, rows, width).run()
+        over: dict[int, int] = {}
+        for index in range(final.points.seconds.size):
+            assignment = _assignment(final, index, len(small.nodes))
+            alive = evaluate_small.timeline_bytes(assignment)
+            excess = int(alive.max(initial=0)) - int(final.points.bytes[index].max(initial=0))
+            if excess > 0:
+                step = int(np.argmax(alive))
+                over[step] = max(over.get(step, 0), excess)
+            lifted = reduction.lift(assignment)
+            result = evaluate(lifted)
+            found[lifted] = TradeoffPoint(
+                objective_s=result.objective_s, peak_bytes=result.peak_bytes, assignment=lifted
+            )
+        if not over or len(steps) == most_rows:
+            points = _staircase(found.values())
+            return Tradeoff(points=points, floor=_floor(final.points), rows=len(steps), largest=largest)
+        steps.append(max(sorted(over), key=lambda step: over[step]))
+
+
+def _staircase(points: Iterable[TradeoffPoint]) -> tuple[TradeoffPoint, ...]:
+    kept: list[TradeoffPoint] = []
+    for point in sorted(points, key=lambda p: (p.peak_bytes, p.objective_s, p.assignment)):
+        if not kept or point.objective_s < kept[-1].objective_s:
+            kept.append(point)
+    return tuple(kept)
+
+
+def _floor(points: Points) -> tuple[tuple[int, float], ...]:
+    """How fast an assignment can be at most, by the fewest bytes that any may need for it."""
+    least = points.low.max(axis=1, initial=0)
+    steps: list[tuple[int, float]] = []
+    for index in np.lexsort((points.seconds, least)):
+        if not steps or points.seconds[index] < steps[-1][1]:
+            steps.append((int(least[index]), float(points.seconds[index])))
+    return tuple(steps)
+
+
+class _Rows:
+    """What every strategy keeps alive at the carried time steps."""
+
+    def __init__(self, problem: StrategyProblem, evaluator: Evaluator, steps: Sequence[int]) -> None:
+        self.count = len(steps)
+        self._bytes = [np.zeros((node.costs_s.size, self.count), np.int64) for node in problem.nodes]
+        times = evaluator.times[list(steps)] if self.count else np.zeros(0, np.int64)
+        for usage in problem.usages:
+            alive = (usage.start <= times) & (times < usage.stop)
+            self._bytes[usage.node] += usage.bytes[:, None] * alive[None, :]
+
+    def of_node(self, node: int) -> Ints:
+        """`int64[strategies, count]`."""
+        return self._bytes[node]
+
+
+class _Elimination:
+    def __init__(self, problem: StrategyProblem, rows: _Rows, width: float) -> None:
+        self.sizes = [node.costs_s.size for node in problem.nodes]
+        self.width, self.rows, self.largest = width, rows, 1
+        self.tables: list[_Table] = [_unit(rows.count)]
+        self.beside: list[set[int]] = [set() for _ in self.sizes]
+        for node, costs in enumerate(problem.nodes):
+            self.tables.append(_factor((node,), costs.costs_s, None, rows.of_node(node)))
+        for edge in problem.edges:
+            costs_s, allowed = edge.costs_s, edge.allowed
+            if edge.tail > edge.head:
+                costs_s, allowed = costs_s.T, None if allowed is None else allowed.T
+            scope = (min(edge.tail, edge.head), max(edge.tail, edge.head))
+            nothing = np.zeros((costs_s.size, rows.count), np.int64)
+            self.tables.append(_factor(scope, costs_s, allowed, nothing))
+            self.beside[edge.tail].add(edge.head)
+            self.beside[edge.head].add(edge.tail)
+
+    def run(self) -> tuple[_Table, int]:
+        """The table over no node, whose points are the frontier, and the entries of the largest joint table."""
+        left = set(range(len(self.sizes)))
+        while left:
+            node = min(left, key=lambda v: (math.prod(self.sizes[u] for u in self.beside[v]), v))
+            left.remove(node)
+            around = self.beside[node]
+            for other in around:
+                self.beside[other] |= around - {other}
+                self.beside[other].discard(node)
+            meeting = sorted((t for t in self.tables if node in t.scope), key=lambda t: t.points.seconds.size)
+            self.tables = [t for t in self.tables if node not in t.scope]
+            while len(meeting) > 2:
+                meeting = sorted(
+                    [*meeting[2:], self._sum(meeting[0], meeting[1], -1)], key=lambda t: t.points.seconds.size
+                )
+            pair = meeting if len(meeting) == 2 else [*meeting, _unit(self.rows.count)]
+            self.tables.append(self._sum(pair[0], pair[1], node))
+        final = self.tables[0]
+        for table in self.tables[1:]:
+            final = self._sum(final, table, -1)
+        if not final.points.seconds.size:
+            raise SolverError("every assignment of the problem is forbidden by its edges")
+        return final, self.largest
+
+    def _sum(self, left: _Table, right: _Table, node: int) -> _Table:
+        scope = tuple(sorted({*left.scope, *right.scope} - {node}))
+        entries = math.prod(self.sizes[v] for v in scope)
+        self.largest = max(self.largest, entries * (self.sizes[node] if node >= 0 else 1))
+        if entries > MOST_ENTRIES:
+            raise TooWide(
+                f"frontier tables over {len(scope)} nodes together would have {entries} entries, more than "
+                f"{MOST_ENTRIES}: the problem's graph is too dense for elimination"
+            )
+        first, first_stride = self._entries(left, scope, node)
+        second, second_stride = self._entries(right, scope, node)
+        a, b = left.points, right.points
+        points = combine(
+            a.begin, a.seconds, a.bytes, a.low, first, first_stride, b.begin, b.seconds, b.bytes, b.low, second,
+            second_stride, self.sizes[node] if node >= 0 else 1, self.width,
+        )  # fmt: skip
+        return _Table(scope, Points(*points), node, left, right)
+
+    def _entries(self, table: _Table, scope: tuple[int, ...], node: int) -> tuple[Ints, int]:
+        """For every entry over `scope` that of `table` at strategy 0 of `node`, and how far its next strategy is."""
+        strides, stride = {}, 1
+        for member in reversed(table.scope):
+            strides[member] = stride
+            stride *= self.sizes[member]
+        entry = np.zeros((1,) * len(scope), np.int64)
+        for axis, member in enumerate(scope):
+            along = np.arange(self.sizes[member]) * strides.get(member, 0)
+            entry = entry + along.reshape([-1 if i == axis else 1 for i in range(len(scope))])
+        whole = np.broadcast_to(entry, [self.sizes[member] for member in scope])
+        return np.ascontiguousarray(whole).reshape(-1), strides.get(node, 0)
+
+
+def _factor(scope: tuple[int, ...], costs_s: Floats, allowed: Bools | None, size: Ints) -> _Table:
+    """A table of one point an entry, of none where the entry is forbidden."""
+    mask = np.ones(costs_s.size, bool) if allowed is None else allowed.reshape(-1)
+    begin = np.concatenate([[0], np.cumsum(mask)]).astype(np.int64)
+    seconds, kept = costs_s.reshape(-1)[mask], np.ascontiguousarray(size[mask])
+    nobody = np.full(seconds.size, -1, np.int64)
+    entry = np.flatnonzero(mask)
+    return _Table(
+        scope, Points(begin, np.ascontiguousarray(seconds), kept, kept.copy(), nobody, nobody, entry)
+    )
+
+
+def _unit(rows: int) -> _Table:
+    """The table over no node that adds nothing."""
+    return _factor((), np.zeros(1), None, np.zeros((1, rows), np.int64))
+
+
+def _assignment(final: _Table, index: int, count: int) -> tuple[int, ...]:
+    """The choices that make a point of the last table."""
+    chosen = [0] * count
+    todo = [(final, index)]
+    while todo:
+        table, point = todo.pop()
+        if table.left is None or table.right is None:
+            continue
+        if table.node >= 0:
+            chosen[table.node] = int(table.points.choice[point])
+        todo.append((table.left, int(table.points.left[point])))
+        todo.append((table.right, int(table.points.right[point])))
+    return tuple(chosen)
