@@ -54,8 +54,7 @@ class Tradeoff:
     Attributes:
       points: by increasing peak, strictly; the objective strictly decreases.
       floor: (bytes, seconds) steps by increasing bytes: with a budget under the next step's bytes nothing is faster.
-      rows: how many time steps the tables carried.
-      largest: entries of the largest table.
+      rows, largest: how many time steps the tables carried, and the entries of the largest; 0 of a sweep.
     """
 
     points: tuple[TradeoffPoint, ...]
@@ -137,12 +136,13 @@ def trace_frontier(problem: StrategyProblem, *, width: float = 0.0, most_rows: i
                 objective_s=result.objective_s, peak_bytes=result.peak_bytes, assignment=lifted
             )
         if not over or len(steps) == most_rows:
-            points = _staircase(found.values())
+            points = staircase(found.values())
             return Tradeoff(points=points, floor=_floor(final.points), rows=len(steps), largest=largest)
         steps.append(max(sorted(over), key=lambda step: over[step]))
 
 
-def _staircase(points: Iterable[TradeoffPoint]) -> tuple[TradeoffPoint, ...]:
+def staircase(points: Iterable[TradeoffPoint]) -> tuple[TradeoffPoint, ...]:
+    """Those that no other one beats in both, by increasing peak."""
     kept: list[TradeoffPoint] = []
     for point in sorted(points, key=lambda p: (p.peak_bytes, p.objective_s, p.assignment)):
         if not kept or point.objective_s < kept[-1].objective_s:

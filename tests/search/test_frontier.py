@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from jaxplan.errors import SolverError
-from jaxplan.search import Edge, Node, StrategyProblem, Usage, evaluate
+from jaxplan.search import Edge, Node, StrategyProblem, Usage, evaluate, exhaustive, least_peak
 from jaxplan.search import frontier as frontier_module
 from jaxplan.search.frontier import TooWide, Tradeoff, trace_frontier
+from jaxplan.search.sweep import sweep_frontier
 
 from .problems import random_problem
 
@@ -103,6 +104,44 @@ def test_what_is_merged_or_left_out_is_covered_by_the_bound(width: float, most_r
                 assert point.objective_s <= best_s * (1 + found.regret_bound) * (1 + 1e-9)
         loose += found.regret_bound > 1e-9
     assert loose, "no case in which the bound has anything to say"
+
+
+def test_a_sweep_is_the_frontier_too() -> None:
+    for seed in range(300, 340):
+        problem = random_problem(seed)
+        seconds, peaks = enumerated(problem)
+        if not seconds.size:
+            continue
+        told: list[int] = []
+        found = sweep_frontier(
+            problem,
+            lambda limited, start: exhaustive.solve(limited, hint=start or None),
+            least_peak(problem),
+            eps=0.0,
+            on_point=lambda count, _, told=told: told.append(count),  # type: ignore[misc]
+        )
+        check_points(problem, found)
+        assert [(p.peak_bytes, pytest.approx(p.objective_s, rel=1e-9)) for p in found.points] == staircase(
+            seconds, peaks
+        )
+        assert found.regret_bound < 1e-6
+        assert told == sorted(told)
+
+
+def test_a_coarse_sweep_says_how_coarse_it_is() -> None:
+    for seed in range(340, 370):
+        problem = random_problem(seed)
+        seconds, peaks = enumerated(problem)
+        if not seconds.size:
+            continue
+        found = sweep_frontier(
+            problem,
+            lambda limited, start: exhaustive.solve(limited, hint=start or None),
+            least_peak(problem),
+            eps=0.5,
+        )
+        for size, best_s in staircase(seconds, peaks):
+            assert found.bound_at(size) <= best_s * (1 + 1e-9)
 
 
 def chain(length: int, strategies: int, seed: int) -> StrategyProblem:
