@@ -1,7 +1,7 @@
 # jaxplan: every command that the README names. `make` alone lists them.
 #
 # Variables: PYTHON (which Python makes the environment), VENV (where it lives), PYTEST_ARGS (what pytest is
-# told besides), EXTRAS (what is installed besides jaxplan itself).
+# told besides), EXTRAS (what is installed besides jaxplan itself), DATA (where the contest's files are).
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -9,6 +9,8 @@ SHELL := bash
 
 VENV ?= .venv
 EXTRAS ?= test,tpu-aot
+# The contest's files, asplos-2025-iopddl-<letter>.json.gz of https://github.com/google/iopddl.
+DATA ?= $(firstword $(wildcard data/iopddl shared/data/iopddl ../shared/data/iopddl) data/iopddl)
 # Without libtpu, for machines that it isn't made for.
 EXTRAS_PORTABLE := test
 # Each worker holds eight devices and its own compiled programs: more than four only eat memory.
@@ -92,6 +94,10 @@ types: $(STAMP) ## mypy
 .PHONY: bench
 bench: $(STAMP) ## Rerun the figures that the README gives
 	@$(RUN) experiments/bench/run.py
+
+.PHONY: bench-iopddl
+bench-iopddl: $(STAMP) ## The contest's problems in DATA within its limits (absent files are named)
+	@$(RUN) experiments/iopddl/run.py --data "$(DATA)"
 
 .PHONY: format
 format: $(STAMP) ## Sort imports and format the code

@@ -13,12 +13,13 @@ from jax.sharding import AbstractMesh, Mesh
 from ..errors import ArgumentError, PlanMismatchError
 from ..ir import Traced, trace
 from ..plans import Plan
+from ..search import StrategyProblem
 from ..units import parse_bytes
 from .annotations import annotations_of
 from .arguments import as_auto_mesh_in_force, collector_paused, outside_any_mesh, shape_of
 from .meshes import Target, target_of
 from .options import Options, as_options
-from .planner import make_plan
+from .planner import make_plan, make_problem
 from .processes import agreed_plan, plan_digest
 from .variant import ExplicitArguments, OtherSignature, Variant
 
@@ -48,7 +49,7 @@ class ShardedStep:
         """(static part, dynamic args, dynamic kwargs)."""
         if not self._static and not self._static_names:
             return tuple(sorted(kwargs)), args, kwargs
-        positions = {n % len(args) for n in self._static if -len(args) <= n < len(args)} if args else set()
+        positions = self._positions(args)
         fixed = tuple((i, args[i]) for i in sorted(positions))
         fixed_names = tuple((k, kwargs[k]) for k in self._static_names if k in kwargs)
         dynamic = {k: v for k, v in kwargs.items() if k not in self._static_names}
@@ -87,17 +88,8 @@ class ShardedStep:
         ambient: Any,
     ) -> Variant:
         """A plan made now; `ambient` is the context to trace in."""
-        positions = {n % len(args) for n in self._static if -len(args) <= n < len(args)} if args else set()
-        shaped = tuple(a if i in positions else jax.tree.map(shape_of, a) for i, a in enumerate(args))
-        shaped_kwargs = {
-            k: v if k in self._static_names else jax.tree.map(shape_of, v) for k, v in kwargs.items()
-        }
-        with ambient:
-            traced = trace(
-            self._fn, shaped, shaped_kwargs, static_argnums=tuple(sorted(positions)),
-            static_argnames=self._static_names, donate_argnums=self._donate, while_trips=self._options.while_trips,
-            axes=self._target.axes, keep_constraints=self._options.annotations == "pin",
-        )  # fmt: skip
+        traced = self._traced(args, kwargs, ambient)
+        positions = self._positions(args)
         donated = {n % len(args) for n in self._donate} if args else set()
         donate = [i for i, n in enumerate(n for n in range(len(args)) if n not in positions) if n in donated]
         said = annotations_of((dynamic, dynamic_kwargs), self._target.axes, self._options.axis_rules)
@@ -110,6 +102,24 @@ class ShardedStep:
         settings = {**self._settings(), "annotations": str(sorted(said.items())) if said else "none"}
         plan = agreed_plan(traced, self._target, settings, make)
         return Variant(traced, plan, self._target, donate, bool(dynamic_kwargs))
+
+    def _positions(self, args: tuple[Any, ...]) -> set[int]:
+        """Where the static arguments are."""
+        return {n % len(args) for n in self._static if -len(args) <= n < len(args)} if args else set()
+
+    def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any], ambient: Any) -> Traced:
+        """The step's program, traced in a context."""
+        positions = self._positions(args)
+        shaped = tuple(a if i in positions else jax.tree.map(shape_of, a) for i, a in enumerate(args))
+        shaped_kwargs = {
+            k: v if k in self._static_names else jax.tree.map(shape_of, v) for k, v in kwargs.items()
+        }
+        with ambient:
+            return trace(
+                self._fn, shaped, shaped_kwargs, static_argnums=tuple(sorted(positions)),
+                static_argnames=self._static_names, donate_argnums=self._donate, while_trips=self._options.while_trips,
+                axes=self._target.axes, keep_constraints=self._options.annotations == "pin",
+            )  # fmt: skip
 
     def _settings(self) -> dict[str, str]:
         """What a plan depends on besides the program, in words that are the same in every process."""
@@ -151,6 +161,13 @@ class ShardedStep:
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The Plan for these arguments: arrays or ShapeDtypeStructs; nothing is allocated."""
         return self._variant(args, kwargs).plan
+
+    def problem(self, *args: Any, **kwargs: Any) -> StrategyProblem:
+        """What the search is given for these arguments or shapes: for other solvers, and for `jaxplan solve`."""
+        ambient = as_auto_mesh_in_force()
+        with outside_any_mesh(), collector_paused():
+            traced = self._traced(args, kwargs, ambient)
+            return make_problem(traced, self._target, self._budget, self._constraints, self._options)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """`jax.stages.Lowered` of the planned step; `.compile()` works for compile-only TPU and GPU meshes too."""

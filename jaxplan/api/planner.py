@@ -15,7 +15,7 @@ from ..errors import ArgumentError, InfeasibleError
 from ..hardware import axis_links
 from ..ir import Traced
 from ..plans import Plan
-from ..search import Allowed
+from ..search import Allowed, StrategyProblem
 from .annotations import Said, summary
 from .candidates import Candidate, Found, Nothing, Pipeline
 from .infeasible import explain_infeasible
@@ -80,6 +80,20 @@ def make_plan(
             if one.names
         },
     )
+
+
+def make_problem(
+    traced: Traced, target: Target, budget_bytes: int, constraints: Mapping[str, Any] | None, options: Options
+) -> StrategyProblem:
+    """What the search is given for a traced step; what arguments say of their own shardings is left aside.
+
+    Raises:
+      ConstraintError: see `pins.pins_of`.  RuleError: `options.strict` and a primitive without a rule.
+    """
+    input_pins, output_pins, said_orders = pins_of(traced, target.axes, constraints)
+    model, say = model_of(target, options), _speaker(options)
+    pipeline = Pipeline(traced, target, model, budget_bytes, options, output_pins, said_orders, say)
+    return pipeline.space(input_pins).problem
 
 
 def _template(pipeline: Pipeline) -> dict[int, Allowed]:

@@ -17,8 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..errors import JaxplanError, MeshError
+from ..errors import ArgumentError, JaxplanError, MeshError
 from .progress import progress
+from .solving import add_solve
+
+#: The unit of cost of an exported problem: the contest's costs are integers.
+PICOSECOND_S = 1e-12
 
 EXIT_DONE = 0
 EXIT_ERROR = 2
@@ -95,6 +99,13 @@ def command_parser() -> argparse.ArgumentParser:
     simulate.add_argument("--svg", type=_output, metavar="FILE", help="draw it")
     simulate.add_argument("--trace", type=_output, metavar="FILE", help="write it for ui.perfetto.dev")
     simulate.set_defaults(command=_simulate)
+
+    add_solve(commands)
+
+    export = commands.add_parser("export-problem", help="write what the search is given for a step, for `solve`")
+    _add_step(export, hardware_or_target=True)
+    export.add_argument("--json", type=_output, metavar="FILE", required=True, help="to write: .json or .json.gz")
+    export.set_defaults(command=_export_problem)
 
     hardware = commands.add_parser("hardware", help="the hardware profiles, or one with its sources")
     hardware.add_argument("name", nargs="?", metavar="NAME", help="a profile, or the path of a .toml file")
@@ -182,6 +193,29 @@ def _plan(arguments: argparse.Namespace) -> None:
     if arguments.python:
         arguments.python.write_text(plan.to_python(), encoding="utf-8")
         _say(f"wrote {arguments.python}")
+
+
+def _export_problem(arguments: argparse.Namespace) -> None:
+    import jaxplan
+
+    from ..search import write_contest
+    from .step_source import load_step
+
+    if arguments.search is not None:
+        raise ArgumentError("export-problem writes the whole problem: a template of --search would not be in it")
+    _leave_accelerators_alone()
+    with progress(f"pricing {arguments.step}"):
+        source = load_step(arguments.step, arguments.args)
+        step = jaxplan.auto_shard(
+            source.step, _mesh(arguments), hardware=arguments.hardware, memory_budget=arguments.memory,
+            donate_argnums=source.donate_argnums if arguments.donate is None else arguments.donate,
+        )  # fmt: skip
+        problem = step.problem(*source.shapes)
+    write_contest(problem, arguments.json, PICOSECOND_S)
+    _say(
+        f"wrote {arguments.json}: {len(problem.nodes)} nodes, {len(problem.edges)} edges; costs in picoseconds, "
+        "usage in bytes"
+    )
 
 
 def _leave_accelerators_alone() -> None:

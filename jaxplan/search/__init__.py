@@ -11,6 +11,9 @@ from .base import Search as Search
 from .base import SearchResult as SearchResult
 from .base import Termination as Termination
 from .build import build as build
+from .contest import ContestProblem as ContestProblem
+from .contest import read_contest as read_contest
+from .contest import write_contest as write_contest
 from .evaluate import Evaluation as Evaluation
 from .evaluate import Evaluator as Evaluator
 from .evaluate import evaluate as evaluate

@@ -6,7 +6,6 @@ and it is an algorithm of its own for problems too large for a proof.
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ import numpy as np
 
 from .base import Incumbent, Progress, SearchResult, Termination
 from .contract import Matrices
+from .flat import node_usages
 from .problem import Floats, Ints, StrategyProblem
 from .reduce import reduce
 
@@ -52,7 +52,7 @@ class Descent:
                 self._near[a].append((b, priced[id(matrix)]))
         self.limit = problem.limit_bytes
         self.peaks = max((usage.stop for usage in problem.usages), default=0)
-        self._segments = _segments(problem)
+        self._segments = node_usages(problem)
         self.chosen: list[int] = []
         self.load = np.zeros(self.peaks, dtype=np.int64)
 
@@ -163,25 +163,6 @@ class Descent:
                     if time.monotonic() > deadline or not self.sweep():
                         break
         return list(self.chosen)
-
-
-def _segments(problem: StrategyProblem) -> list[list[tuple[int, int, Ints]]]:
-    """For each node the (start, stop, bytes) of its usages added up, as intervals that don't overlap."""
-    by_node: list[list[tuple[int, int, Ints]]] = [[] for _ in problem.nodes]
-    for usage in problem.usages:
-        by_node[usage.node].append((usage.start, usage.stop, usage.bytes))
-    for node, own in enumerate(by_node):
-        if len(own) > 1:
-            at = sorted({time for start, stop, _ in own for time in (start, stop)})
-            rows = {time: np.zeros(problem.nodes[node].costs_s.size, dtype=np.int64) for time in at}
-            for start, stop, used in own:
-                rows[start] = rows[start] + used
-                rows[stop] = rows[stop] - used
-            total = np.cumsum(np.array([rows[time] for time in at]), axis=0)
-            by_node[node] = [
-                (a, b, total[i]) for i, (a, b) in enumerate(itertools.pairwise(at)) if total[i].any()
-            ]
-    return by_node
 
 
 def solve(

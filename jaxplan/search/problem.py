@@ -11,11 +11,9 @@ some hundred distinct matrices.
 
 from __future__ import annotations
 
-import gzip
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +21,6 @@ from numpy.typing import NDArray
 from ..errors import ArgumentError, PlanFileError
 
 SCHEMA = 1
-
-#: A published contest file prices a forbidden choice at 10^18 (google/iopddl, README: "infinite" costs); the
-#: largest finite price in them is below 10^14.
-IOPDDL_FORBIDDEN = 10**17
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -165,58 +159,6 @@ class StrategyProblem:
             raise PlanFileError(f"not a problem file of schema {SCHEMA}: {error!r}") from error
         return problem.verify()
 
-    @classmethod
-    def from_iopddl(cls, path: str | Path) -> StrategyProblem:
-        """Read an IOPDDL contest problem (google/iopddl; `.json` or `.json.gz`); strategies keep their numbers.
-
-        The contest's unitless integer costs stand for seconds.  Pairs priced 10^18 are masked.  A strategy
-        priced 10^18 by itself is masked in one edge of its node, or in an edge to an added node of one
-        strategy.
-        """
-        path = Path(path)
-        opener: Callable[[Path], bytes] = _read_gzip if path.suffix == ".gz" else Path.read_bytes
-        content = json.loads(opener(path))["problem"]
-        node_rows, edge_rows = content["nodes"], content["edges"]
-        interned: dict[tuple[object, ...], tuple[Floats, Bools | None]] = {}
-
-        def split(
-            shape: tuple[int, ...], values: list[int], barred: tuple[int, ...]
-        ) -> tuple[Floats, Bools | None]:
-            key = (shape, tuple(values), barred)
-            if key not in interned:
-                costs = np.array(values, dtype=np.float64).reshape(shape)
-                allowed = costs < IOPDDL_FORBIDDEN
-                allowed[list(barred)] = False
-                interned[key] = np.where(allowed, costs, 0.0), None if allowed.all() else allowed
-            return interned[key]
-
-        nodes, barred_of = [], {}
-        for i, values in enumerate(node_rows["costs"]):
-            costs, allowed = split((len(values),), values, ())
-            nodes.append(Node(name=f"node{i}", costs_s=costs))
-            if allowed is not None:
-                barred_of[i] = tuple(int(s) for s in np.flatnonzero(~allowed))
-        edges = []
-        for (tail, head), values in zip(edge_rows["nodes"], edge_rows["costs"], strict=True):
-            shape = (nodes[tail].costs_s.size, nodes[head].costs_s.size)
-            costs, allowed = split(shape, values, barred_of.pop(tail, ()))
-            edges.append(Edge(tail=tail, head=head, costs_s=costs, allowed=allowed))
-        if barred_of:
-            anchor = len(nodes)
-            nodes.append(Node(name="anchor", costs_s=np.zeros(1)))
-            for i, barred in barred_of.items():
-                costs, allowed = split((nodes[i].costs_s.size, 1), [0] * nodes[i].costs_s.size, barred)
-                edges.append(Edge(tail=i, head=anchor, costs_s=costs, allowed=allowed))
-        usages = tuple(
-            Usage(node=i, start=start, stop=stop, bytes=np.array(values, dtype=np.int64))
-            for i, ((start, stop), values) in enumerate(
-                zip(node_rows["intervals"], node_rows["usages"], strict=True)
-            )
-            if start < stop
-        )
-        limit = content.get("usage_limit")
-        return cls(nodes=tuple(nodes), edges=tuple(edges), usages=usages, limit_bytes=limit).verify()
-
 
 class _Table:
     """Arrays numbered in the order of their first appearance, equal ones once."""
@@ -239,11 +181,6 @@ class _Table:
 
 def _read_array(kind: str, values: Sequence[object]) -> NDArray[np.generic]:
     return np.array(values, dtype={"f": np.float64, "i": np.int64, "b": np.bool_}[kind])
-
-
-def _read_gzip(path: Path) -> bytes:
-    with gzip.open(path) as file:
-        return bytes(file.read())
 
 
 def _first(faults: Iterator[str], count: int) -> list[str]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from jaxplan.errors import ArgumentError, PlanFileError
-from jaxplan.search import Edge, Node, StrategyProblem, Termination, Usage, evaluate, solve
+from jaxplan.search import Edge, Node, StrategyProblem, Usage, evaluate
 from tests.search.problems import random_problem
 
 A = Node(name="a", costs_s=np.zeros(2))
@@ -82,50 +79,3 @@ def test_all_faults_are_told_at_once() -> None:
     bad = StrategyProblem(nodes=(Node(name="x", costs_s=np.zeros(0)), Node(name="y", costs_s=np.zeros(0))))
     with pytest.raises(ArgumentError, match=r"`x`.*`y`"):
         bad.verify()
-
-
-FORBIDDEN = 10**18
-
-#: In the contest's format, with each of its oddities: a pair and a strategy priced as forbidden, a node
-#: without memory. By hand: node 0 may only take 0 (its 1 is forbidden), then node 1 not 0; 1 costs 4 + 1 but
-#: needs 30 + 80 bytes of 100.
-CONTEST = {
-    "problem": {
-        "name": "toy",
-        "nodes": {
-            "intervals": [[0, 4], [2, 5], [0, 0]],
-            "costs": [[10, FORBIDDEN], [0, 4, 9], [3, 2]],
-            "usages": [[30, 1], [5, 80, 70], [1000, 1000]],
-        },
-        "edges": {
-            "nodes": [[0, 1], [1, 2]],
-            "costs": [[FORBIDDEN, 1, 2, 0, 0, 0], [0, 5, 0, 5, 6, 1]],
-        },
-        "usage_limit": 100,
-    }
-}
-
-
-@pytest.mark.parametrize("suffix", [".json", ".json.gz"])
-def test_the_contest_format(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"toy{suffix}"
-    raw = json.dumps(CONTEST).encode()
-    path.write_bytes(gzip.compress(raw) if suffix.endswith("gz") else raw)
-    problem = StrategyProblem.from_iopddl(path)
-    result = solve(problem)
-    assert result.termination is Termination.OPTIMAL
-    assert result.assignment[:3] == (0, 2, 1)
-    assert result.objective_s == 10 + 9 + 2 + 2 + 1
-    assert result.peak_bytes == 100
-    assert not evaluate(problem, (0, 1, 0)).feasible  # 110 bytes
-    assert evaluate(problem, (0, 0, 0)).forbidden == (0,)
-    assert not evaluate(problem, (1, 2, 1)).feasible  # a strategy forbidden by itself
-
-
-def test_a_lone_forbidden_strategy_is_kept_out(tmp_path: Path) -> None:
-    lone = {"nodes": {"intervals": [[0, 0]], "costs": [[FORBIDDEN, 8]], "usages": [[0, 0]]}}
-    path = tmp_path / "lone.json"
-    path.write_text(json.dumps({"problem": {**lone, "edges": {"nodes": [], "costs": []}}}))
-    problem = StrategyProblem.from_iopddl(path)
-    assert problem.limit_bytes is None
-    assert solve(problem).objective_s == 8
