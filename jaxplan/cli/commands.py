@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import ArgumentError, JaxplanError, MeshError
+from .argument_types import mesh_axes, output, positions
 from .progress import progress
 from .solving import add_solve
 
@@ -60,9 +61,9 @@ def command_parser() -> argparse.ArgumentParser:
 
     plan = commands.add_parser("plan", help="plan a step and print the plan")
     _add_step(plan, hardware_or_target=True)
-    plan.add_argument("--json", type=_output, metavar="FILE", help="save the plan")
-    plan.add_argument("--html", type=_output, metavar="FILE", help="write the plan as a page")
-    plan.add_argument("--python", type=_output, metavar="FILE", help="write the plan as Python")
+    plan.add_argument("--json", type=output, metavar="FILE", help="save the plan")
+    plan.add_argument("--html", type=output, metavar="FILE", help="write the plan as a page")
+    plan.add_argument("--python", type=output, metavar="FILE", help="write the plan as Python")
     plan.set_defaults(command=_plan)
 
     verify = commands.add_parser("verify", help="compile a step and lay what was compiled beside its plan")
@@ -96,15 +97,15 @@ def command_parser() -> argparse.ArgumentParser:
 
     simulate = commands.add_parser("simulate", help="the timeline of a saved plan: what runs when, and what waits")
     simulate.add_argument("plan", type=Path, metavar="PLAN.json")
-    simulate.add_argument("--svg", type=_output, metavar="FILE", help="draw it")
-    simulate.add_argument("--trace", type=_output, metavar="FILE", help="write it for ui.perfetto.dev")
+    simulate.add_argument("--svg", type=output, metavar="FILE", help="draw it")
+    simulate.add_argument("--trace", type=output, metavar="FILE", help="write it for ui.perfetto.dev")
     simulate.set_defaults(command=_simulate)
 
     add_solve(commands)
 
     export = commands.add_parser("export-problem", help="write what the search is given for a step, for `solve`")
     _add_step(export, hardware_or_target=True)
-    export.add_argument("--json", type=_output, metavar="FILE", required=True, help="to write: .json or .json.gz")
+    export.add_argument("--json", type=output, metavar="FILE", required=True, help="to write: .json or .json.gz")
     export.set_defaults(command=_export_problem)
 
     hardware = commands.add_parser("hardware", help="the hardware profiles, or one with its sources")
@@ -112,7 +113,7 @@ def command_parser() -> argparse.ArgumentParser:
     hardware.set_defaults(command=_hardware)
 
     calibrate = commands.add_parser("calibrate", help="measure this machine and write its hardware profile")
-    calibrate.add_argument("profile", type=_output, metavar="FILE.toml", help="goes on where an earlier call stopped")
+    calibrate.add_argument("profile", type=output, metavar="FILE.toml", help="goes on where an earlier call stopped")
     calibrate.add_argument("--like", metavar="NAME", help="the profile that fills in what can't be measured")
     calibrate.add_argument(
         "--host-devices", type=int, metavar="N", help="measure N forced host devices instead of an accelerator"
@@ -134,7 +135,7 @@ def _add_step(parser: argparse.ArgumentParser, *, hardware_or_target: bool) -> N
     )
     parser.add_argument("--args", metavar="MODULE:FUNCTION", help="returns the tuple of the step's arguments")
     parser.add_argument(
-        "--mesh", type=_mesh_axes, required=True, metavar="AXIS=SIZE,...", help="data=4,model=2"
+        "--mesh", type=mesh_axes, required=True, metavar="AXIS=SIZE,...", help="data=4,model=2"
     )
     where = parser.add_mutually_exclusive_group(required=hardware_or_target)
     if hardware_or_target:
@@ -149,7 +150,7 @@ def _add_step(parser: argparse.ArgumentParser, *, hardware_or_target: bool) -> N
     parser.add_argument("--search", metavar="NAME", help="ilp (the default) or a template such as fsdp")
     parser.add_argument(
         "--donate",
-        type=_positions,
+        type=positions,
         metavar="N,...",
         help='positions of donated arguments; default: "", and 0 (the state) for module:config',
     )
@@ -366,39 +367,6 @@ def _models(arguments: argparse.Namespace) -> None:
 
     for target in model_targets():
         print(target)
-
-
-def _mesh_axes(text: str) -> dict[str, int]:
-    """`_mesh_axes("data=4,model=2") == {"data": 4, "model": 2}`, in the order written: major first."""
-    axes: dict[str, int] = {}
-    for part in text.split(","):
-        name, _, size = (piece.strip() for piece in part.partition("="))
-        if not (name.isidentifier() and size.isdecimal() and int(size) > 0):
-            raise argparse.ArgumentTypeError(
-                f"{part!r} in {text!r} is not AXIS=SIZE with a size of 1 or more"
-            )
-        if name in axes:
-            raise argparse.ArgumentTypeError(f"{text!r} names axis {name!r} twice")
-        axes[name] = int(size)
-    return axes
-
-
-def _positions(text: str) -> tuple[int, ...]:
-    """`_positions("0,2") == (0, 2)`, and nothing from an empty text."""
-    parts = text.split(",") if text else []
-    if not all(part.strip().isdecimal() for part in parts):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of argument positions such as 0,1")
-    return tuple(int(part) for part in parts)
-
-
-def _output(text: str) -> Path:
-    """A file to write; that its directory is missing is found now, not after minutes of planning."""
-    path = Path(text)
-    if path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is a directory: name a file in it")
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text} can't be written: there is no directory {path.parent}")
-    return path
 
 
 def _say(text: str) -> None:

@@ -5,37 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import re
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from ..errors import InfeasibleError, SolverError
+from .argument_types import duration_s, ratio
 
 #: On stderr the search is followed at most this often.
 SECONDS_A_LINE = 1.0
-
-_SECONDS = {"": 1.0, "s": 1.0, "min": 60.0, "h": 3600.0}
-
-
-def duration_s(text: str) -> float:
-    """`duration_s("60s") == duration_s("1min") == 60`."""
-    match = re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+)(s|min|h|)", text)
-    if match is None or not float(match[1]) > 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 60s, 5min or 1h")
-    return float(match[1]) * _SECONDS[match[2]]
-
-
-def ratio(text: str) -> float:
-    """A part of one, or per cent: `ratio("1%") == ratio("0.01") == 0.01`."""
-    try:
-        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a gap such as 0.0001 or 1%")
-    return value
 
 
 def add_solve(commands: Any) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jaxplan.cli import main
-from jaxplan.cli.solving import duration_s, ratio
+from jaxplan.cli.argument_types import duration_s, ratio
 from jaxplan.search import evaluate, exhaustive, read_contest, write_contest
 from tests.search.problems import grid, random_problem
 
