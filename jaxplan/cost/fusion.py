@@ -16,7 +16,15 @@ from dataclasses import dataclass
 
 from ..ir import Graph, Op
 from ..sharding import Rule
-from .residency import Flow, SecondStack, converted_stacks, reordered_stacks, run_times, unmoved
+from .residency import (
+    Flow,
+    SecondStack,
+    converted_stacks,
+    reordered_stacks,
+    run_times,
+    unmoved,
+    written_again,
+)
 
 LOOP_EDGES = frozenset({"scan_slice", "scan_stack", "carry_init", "carry_next", "cond_join"})
 """Our own operations at the edges of loops and branches: none computes."""
@@ -101,6 +109,12 @@ class _Kernels:
         for position, loop in enumerate(graph.loops):
             for t in range(loop.start, loop.stop):
                 self.loop_of[t] = position  # inner loops stand after outer ones
+        self.product_operands = {
+            unmoved(graph, self.producers, v)
+            for op in graph.ops
+            if rules[op.index].matmul
+            for v in op.operands
+        }
         self.op_level, self.value_level = [0] * len(graph.ops), [0] * len(graph.values)
         self._find_levels()
         forced = self._forced()
@@ -249,17 +263,24 @@ class _Kernels:
         carried = {op.operands[0] for op in self.graph.ops if op.primitive == "carry_next"}
         runs = self._runs(carried)
         seen: set[tuple[int, int, int]] = set()
-        reads, writes = [], []
-        for op in self.graph.ops:
-            edge = self.kinds[op.index] == "edge"
-            reads.append(tuple(self._read(op, v, seen) if runs[op.index] else 0.0 for v in op.operands))
-            # a loop's next carry is written into the carry's buffer
-            written = [not edge and (self.stored[v] or v in carried) for v in op.results]
-            writes.append(tuple(values[v].bytes * w for v, w in zip(op.results, written, strict=True)))
+        reads: list[tuple[float, ...]] = []
+        writes: list[tuple[float, ...]] = []
         flow = Flow(
             graph=self.graph, rules=self.rules, kinds=self.kinds, source=self.source, producers=self.producers,
             loop_of=self.loop_of,
         )  # fmt: skip
+        again = written_again(flow) if self.platform == "gpu" else set()
+        for op in self.graph.ops:
+            if op.primitive in ("scan_slice", "scan_stack"):
+                read, written = self._stack_traffic(op, again)
+                reads.append((read,))
+                writes.append((written,))
+                continue
+            edge = self.kinds[op.index] == "edge"
+            reads.append(tuple(self._read(op, v, seen) if runs[op.index] else 0.0 for v in op.operands))
+            # a loop's next carry is written into the carry's buffer
+            kept = [not edge and (self.stored[v] or v in carried) for v in op.results]
+            writes.append(tuple(values[v].bytes * w for v, w in zip(op.results, kept, strict=True)))
         return Traffic(
             stored=tuple(self.stored),
             reads=tuple(reads),
@@ -269,6 +290,23 @@ class _Kernels:
             if self.platform == "tpu"
             else tuple(range(len(self.graph.ops))),
         )
+
+    def _stack_traffic(self, op: Op, again: set[int]) -> tuple[float, float]:
+        """Bytes that one iteration reads and writes to slice a stack or to write its part of one.
+
+        A stack is written where its part is made, and a slice read by those who use it.  GPU: what is written is read
+        first, the stack is filled with zeros before its loop, a product's slice is a buffer of its own, and a stack in
+        a product's order is written again in row-major order (kernels of the compiled GPT-2 medium).
+        """
+        size = self.graph.values[op.operands[0] if op.primitive == "scan_stack" else op.results[0]].bytes
+        if op.primitive == "scan_stack":
+            if self.platform != "gpu":
+                return 0.0, size
+            return sum((self.leaves[op.operands[0]] or {op.operands[0]: size}).values()), 2 * size
+        if self.platform != "gpu":
+            return 0.0, 0.0
+        times = (op.results[0] in self.product_operands) + (op.operands[0] in again)
+        return times * size, times * size
 
     def _second_stacks(self, flow: Flow) -> tuple[SecondStack, ...]:
         if self.platform == "tpu":

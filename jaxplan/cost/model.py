@@ -58,7 +58,13 @@ class CostModel:
         """
         links = {name.partition(":")[0]: self.link(name) for name in names}
         return tuple(
-            sorted({x.link if x.kind == "switch" else f"{x.link} {axis}" for axis, x in links.items() if x.size > 1})
+            sorted(
+                {
+                    x.link if x.kind == "switch" else f"{x.link} {axis}"
+                    for axis, x in links.items()
+                    if x.size > 1
+                }
+            )
         )
 
     def scattered_lanes_seconds(self, tail: np.ndarray, head: np.ndarray, tensor: Value) -> np.ndarray:
@@ -94,15 +100,13 @@ class CostModel:
         Args:
           crossing: what each operation reads from memory and writes to it.
         """
-        if op.primitive in LOOP_EDGES:
-            # a slice is read by those who use it, a stack is written here
-            moved = graph.values[op.operands[0]].bytes if op.primitive == "scan_stack" else 0.0
-            return self.memory_seconds(moved / pieces(options.operands[0], self.axes))
         local_bytes = np.zeros(len(options))
         sizes = (*crossing.reads[op.index], *crossing.writes[op.index])
         for size, places in zip(sizes, (*options.operands, *options.results), strict=True):
             if size:
                 local_bytes += size / pieces(places, self.axes)
+        if op.primitive in LOOP_EDGES:
+            return self.memory_seconds(local_bytes)
         if fused(op, rule):
             # a fused operation starts no kernel of its own: no floor, only its share of traffic and arithmetic
             vector_s = rule.flops * options.shares / self.profile.vector_flops_per_s

@@ -100,15 +100,21 @@ def converted_stacks(flow: Flow) -> tuple[SecondStack, ...]:
     return tuple(found.values())
 
 
+def written_again(flow: Flow) -> set[int]:
+    """The stacks that XLA for GPU writes in a product's order, and again in row-major order for the loop that reads."""
+    written = {op.results[0]: op.operands[0] for op in flow.graph.ops if op.primitive == "scan_stack"}
+    sliced = {op.operands[0] for op in flow.graph.ops if op.primitive == "scan_slice"}
+    return {stack for stack, value in written.items() if stack in sliced and _permuted(flow, value)}
+
+
 def reordered_stacks(flow: Flow) -> tuple[SecondStack, ...]:
-    """The largest of the stacks that are written in another order as a later loop begins: one is at a time."""
+    """The largest of those that are `written_again`: one is there twice at a time, as the loop that reads begins."""
     largest: SecondStack | None = None
     bytes_of = [tensor.bytes for tensor in flow.graph.values]
-    written = {op.results[0]: op.operands[0] for op in flow.graph.ops if op.primitive == "scan_stack"}
+    again = written_again(flow)
     for op in flow.graph.ops:
-        value = written.get(op.operands[0], -1) if op.primitive == "scan_slice" else -1
-        if value >= 0 and _permuted(flow, value):
-            loop = flow.graph.loops[flow.loop_of[op.index]]
+        if op.primitive == "scan_slice" and op.operands[0] in again:
+            loop, value = flow.graph.loops[flow.loop_of[op.index]], op.results[0]
             if largest is None or bytes_of[value] * loop.trips > bytes_of[largest.value] * largest.trips:
                 largest = SecondStack(value, loop.trips, loop.start, loop.start + 1)
     return (largest,) if largest else ()
