@@ -32,6 +32,8 @@ class Options:
       fold: decide layers that are alike once, and search a problem that does not grow with depth: "auto" where that
         pays (large programs), True wherever layers repeat, False never.
       unfold_gap: a folded search whose proved gap stays over this goes on with layers that may differ.
+      refine: how many of the best distinct plans (the search's and the templates') are compiled for the mesh's devices,
+        of which the fastest as compiled is kept.  0 compiles none.
       strict: a primitive without a sharding rule is an error instead of a warning.
       max_strategies: of one operation (large meshes); see `search.build`.
       seed: of the search.
@@ -53,6 +55,7 @@ class Options:
     while_trips: float = 16.0
     overlap: float = 0.0
     compare_templates: bool = True
+    refine: int = 0
     fold: Literal["auto"] | bool = "auto"
     unfold_gap: float = 0.01
     strict: bool = False
@@ -84,6 +87,8 @@ class Options:
             raise ArgumentError(f'options.fold={self.fold!r} is unknown: use "auto", True or False')
         if not self.unfold_gap >= 0:
             raise ArgumentError(f"options.unfold_gap={self.unfold_gap!r} must not be negative")
+        if self.refine < 0:
+            raise ArgumentError(f"options.refine={self.refine!r} must be a number of plans to compile, or 0 for none")
         if not self.while_trips > 0:
             raise ArgumentError(f"options.while_trips={self.while_trips!r} must be positive")
 

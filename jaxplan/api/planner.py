@@ -22,6 +22,7 @@ from .infeasible import explain_infeasible
 from .meshes import Target
 from .options import TEMPLATES, Options
 from .pins import annotated_pins, pins_of, stated_orders
+from .refine import refined, require_devices
 from .reporting import finished_plan
 
 
@@ -43,6 +44,8 @@ def make_plan(
       RuleError: `options.strict` and a primitive without a rule.
     """
     started = time.perf_counter()
+    if options.refine:
+        require_devices(target.mesh)
     say = _speaker(options)
     model = model_of(target, options)
     input_pins, output_pins, said_orders = pins_of(traced, target.axes, constraints)
@@ -62,18 +65,22 @@ def make_plan(
     outcome = pipeline.search({**template, **input_pins}, stubborn=True, start=start)
     best = pipeline.checked(options.search, outcome) if isinstance(outcome, Found) else None
     times: dict[str, float] = {}
+    rivals: dict[str, Found] = {}
     if options.search == "ilp" and options.compare_templates:
-        best, times = _against_templates(pipeline, best, input_pins)
+        best, times, rivals = _against_templates(pipeline, best, input_pins)
     if isinstance(start, Found):
         times["as annotated"] = start.result.objective_s
     if best is None:
         assert isinstance(outcome, Nothing)
         raise InfeasibleError(explain_infeasible(pipeline, outcome, input_pins))
+    tried: tuple[str, ...] = ()
+    if options.refine:
+        best, tried = refined(pipeline, best, rivals)
     plan = finished_plan(pipeline, best, times, time.perf_counter() - started)
     heeded = {position: heeded[position] for position in annotated}
     return dataclasses.replace(
         plan,
-        assumptions=(*plan.assumptions, *summary(heeded, options.annotations)),
+        assumptions=(*plan.assumptions, *summary(heeded, options.annotations), *tried),
         logical_axes={
             traced.inputs[position].path: tuple(name or "" for name in one.names)
             for position, one in said.items()
@@ -109,14 +116,15 @@ def _template(pipeline: Pipeline) -> dict[int, Allowed]:
 
 def _against_templates(
     pipeline: Pipeline, best: Candidate | None, input_pins: Mapping[int, Allowed]
-) -> tuple[Candidate | None, dict[str, float]]:
-    """The best of the search's plan and the hand-written templates, and what each template that fits would take.
+) -> tuple[Candidate | None, dict[str, float], dict[str, Found]]:
+    """The best of the search's plan and the hand-written templates; what each template that fits would take; and how.
 
     A template is the same problem with some arguments pinned, so a proved optimum can't lose to it; a search that
     was cut short can.  Only a template that would win is lowered and checked too.
     """
     overlap = pipeline.options.overlap
     times: dict[str, float] = {}
+    rivals: dict[str, Found] = {}
     for name in TEMPLATES:
         pins = pipeline.template(name)
         if pins is None:
@@ -126,12 +134,13 @@ def _against_templates(
         if not isinstance(found, Found):
             continue
         times[name] = found.result.objective_s
+        rivals[name] = found
         if best is None or times[name] < best.step_s(overlap) * (1 - 1e-6):
             rival = pipeline.checked(name, found)
             times[name] = rival.step_s(overlap)
             if best is None or times[name] < best.step_s(overlap) * (1 - 1e-6):
                 best = rival
-    return best, times
+    return best, times, rivals
 
 
 def model_of(target: Target, options: Options) -> CostModel:

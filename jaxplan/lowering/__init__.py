@@ -18,3 +18,5 @@ from .order import Orders as Orders
 from .order import resolve_orders as resolve_orders
 from .price import Priced as Priced
 from .price import price as price
+from .yardstick import CompiledPrice as CompiledPrice
+from .yardstick import compiled_price as compiled_price
