@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 import math
 import time
@@ -102,6 +103,12 @@ class Incumbent:
     def wall_s(self) -> float:
         """Seconds since the search began."""
         return time.monotonic() - self.started
+
+    def aside(self) -> Incumbent:
+        """A copy that goes its own way and reports nothing."""
+        other = copy.copy(self)
+        other._history, other._on_progress = [], None
+        return other
 
     def offer(self, assignment: Sequence[int], claimed_s: float | None = None) -> bool:
         """Keep the assignment if it is feasible and cheaper; SolverError if it does not cost what was

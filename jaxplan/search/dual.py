@@ -14,6 +14,7 @@ bound. On an unrolled network the relaxation reaches the same bound after fifty 
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Mapping
@@ -72,6 +73,13 @@ class DualAscent:
         #: What each strategy costs with its priced bytes, before anything is shifted.
         self.priced_s = self.flat.unary_s.copy()
         self._chosen = np.zeros(len(problem.nodes), dtype=np.int64)
+
+    def copy(self) -> DualAscent:
+        """The same bound, to be raised apart."""
+        other = copy.copy(self)
+        other.node_s, other.sent_s = self.node_s.copy(), self.sent_s.copy()
+        other._chosen = self._chosen.copy()
+        return other
 
     def sweep(self) -> Ints:
         """There and back; the assignment read off on the way there, each node the best after the earlier ones."""

@@ -14,6 +14,7 @@ Rounds that gain nothing make the next ones more thorough, up to an amount of wo
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -49,8 +50,8 @@ FIRST_STEP, SHORTER, PATIENCE, LEAST_STEP = 0.1, 0.7, 5, 0.01
 #: Sweeps over all nodes that change one at a time.
 MOST_SETTLING = 20
 
-#: The logarithms of the prices of a round that strays from the present ones spread this much.
-STRAY = 0.2
+#: The logarithms of the prices of a round that strays from the present ones spread up to this much.
+STRAY = 1.0
 
 #: A round gains if it closes this share of the gap.
 LEAST_GAIN = 0.01
@@ -91,19 +92,19 @@ class PricedSearch:
         """What the assignment of the last round costs."""
         return moves.total_cost(self.flat, self.chosen)
 
-    def run(self, patience: float = math.inf) -> None:
-        """Rounds until the gap is closed, the deadline is near, or `patience` of them in a row gained nothing."""
+    def run(self, *, patience: float = math.inf, relative_gap: float | None = None) -> None:
+        """Rounds until a gap is reached, the deadline is near, or `patience` of them in a row gained nothing."""
         since, longest_s = 0, 0.0
-        while since < patience and not self.best.closed(self.relative_gap):
+        while since < patience and not self.best.closed(self.relative_gap if relative_gap is None else relative_gap):
             began = time.monotonic()
             if began + longest_s > self.deadline:
                 break
             gap_s = self.best.objective_s - self.best.bound_s
-            if since % 2:
+            if since % 2 and self.kept is not None:
                 self._stray()
             else:
                 self.sums, self.noise = self.most_sums, 0.0
-                if self.round() < MOST_WORK and since:
+                if self._settle_prices(*self.round()) < MOST_WORK and since:
                     self.most_sums = min(self.most_sums * SUMS_GROWTH, MOST_RELAXED_SUMS)
             longest_s = time.monotonic() - began
             left_s = self.best.objective_s - self.best.bound_s
@@ -114,24 +115,27 @@ class PricedSearch:
         kept = self.dual.price
         self.sums = FIRST_SUMS * (self.most_sums / FIRST_SUMS) ** self._random.random()
         self.noise = 1.0
-        luck = np.exp(STRAY * self._random.standard_normal(len(kept)))
+        luck = np.exp(STRAY * self._random.random() * self._random.standard_normal(len(kept)))
         self.dual.set_prices({peak: price * by for (peak, price), by in zip(kept.items(), luck.tolist(), strict=True)})
         self.round()
         self.dual.set_prices(kept)
 
-    def round(self) -> int:
-        """One round; the sums that its relaxation took."""
-        dual, flat = self.dual, self.flat
+    def round(self) -> tuple[float, int, Ints]:
+        """One round at the present prices: its bound, the sums that its relaxation took, and what it left alive."""
         for _ in range(SWEEPS):
-            self.offer(dual.sweep())
-        self.best.raise_bound(dual.bound_s())
+            self.offer(self.dual.sweep())
+        self.best.raise_bound(self.dual.bound_s())
         bound_s, work = self._relax()
         self.best.raise_bound(bound_s)
         prices = self._prices()
         for _ in range(AT_PRICES):
             self._condition(self.chosen, prices)
-        load = moves.alive_bytes(flat, self.chosen)
+        load = moves.alive_bytes(self.flat, self.chosen)
         self.improve(self.chosen, prices)
+        return bound_s, work, load
+
+    def _settle_prices(self, bound_s: float, work: int, load: Ints) -> int:
+        """Move the prices after a round; its work."""
         if self._since_bound == PATIENCE:
             self.step, self._since_bound = max(self.step * SHORTER, LEAST_STEP), 0
         self._since_bound = 0 if bound_s > self._top_s else self._since_bound + 1
@@ -140,9 +144,25 @@ class PricedSearch:
             open_s = max(self.kept_s - bound_s, 0.0)
         else:
             # Nothing fits yet: the prices rise faster and faster.
-            open_s, self._hopeless = abs(moves.total_cost(flat, self.chosen)) * 2.0**self._hopeless, self._hopeless + 1
-        dual.reprice(load, self.step * open_s)
+            open_s, self._hopeless = abs(self.cost_s) * 2.0**self._hopeless, self._hopeless + 1
+        self.dual.reprice(load, self.step * open_s)
         return work
+
+    def run_beside(self, other: PricedSearch) -> None:
+        """Run until the gap is closed or the deadline is near, with `other`, which has a `best` of its own, beside.
+
+        The kernels hold no lock of Python's: the two take a core each.
+        """
+        thread = threading.Thread(target=other.run, daemon=True, name="jaxplan-search")
+        thread.start()
+        try:
+            self.run()
+        finally:
+            other.deadline = -math.inf
+            thread.join()
+            if other.best.assignment:
+                self.best.offer(other.best.assignment)
+            self.best.raise_bound(other.best.bound_s)
 
     def improve(self, chosen: Ints, prices: Floats) -> None:
         """Bring an assignment within the limit, if that can be done, make it cheaper there, and offer it."""

@@ -51,9 +51,9 @@ CORE_REACH, CORE_GROWTH = 1e-5, 4.0
 #: A core with more of the pairs than this is not worth the detour.
 CORE_SHARE = 0.5
 
-#: The search at prices ends after so many rounds without gain; exact rounds then have this part of the time that is
-#: left, and what they leave open is searched on.
-SEARCH_PATIENCE, CORES_TIME = 8, 0.4
+#: The search at prices ends after so many rounds without gain, or where it is as close as cores need: a larger gap
+#: leaves too much in a core.  Exact rounds then have this part of the time that is left, before the search goes on.
+SEARCH_PATIENCE, CORES_GAP, CORES_TIME = 8, 0.02, 0.4
 
 #: After so many cores the whole is solved: where nothing is feasible, no core ever tells.
 MOST_CORES = 8
@@ -130,19 +130,27 @@ class Rounds:
         # The first ascent knows nothing of what is open, the second does.
         for _ in range(2):
             search.offer(ascend(dual, self.best, self.relative_gap, deadline))
-        search.run(SEARCH_PATIENCE)
+        search.run(patience=SEARCH_PATIENCE, relative_gap=max(CORES_GAP, self.relative_gap))
         if self.best.closed(self.relative_gap):
             return True
         self._reached_s = abs(search.cost_s) or 1.0
         left_s = deadline - time.monotonic()
-        self.engine = self.engine.until(deadline - (1 - CORES_TIME) * left_s if math.isfinite(left_s) else deadline)
         try:
-            return self._narrow(dual)
+            if math.isinf(left_s):
+                return self._narrow(dual)
+            if self.best.closed(CORES_GAP):
+                self.engine = self.engine.until(deadline - (1 - CORES_TIME) * left_s)
+                return self._narrow(dual)
         except OutOfTime:
-            search.run()
-            if self.best.closed(self.relative_gap):
-                return True
-            raise
+            pass
+        other = PricedSearch(
+            dual.copy(), self.lift, self.best.aside(), relative_gap=self.relative_gap, deadline=deadline,
+            seed=self.engine.seed + 1,
+        )  # fmt: skip
+        search.run_beside(other)
+        if self.best.closed(self.relative_gap):
+            return True
+        raise OutOfTime
 
     def _narrow(self, dual: DualAscent) -> bool:
         """Solve ever larger cores, until one holds a solution under the cost that it was cut at; else the
