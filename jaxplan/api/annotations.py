@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -24,12 +24,13 @@ class Said:
     """What one argument leaf says.
 
     Attributes:
-      spec: in the axes of the plan's mesh; fault: why there is none, or "".
+      spec: in the axes of the plan's mesh; None where it has logical names that no rule speaks of: nothing is said yet.
+      fault: why what it says can't be said on this mesh, or "".
       by: who says it, in words.
       names: the logical names of its dimensions, () where it has none.
     """
 
-    spec: PartitionSpec
+    spec: PartitionSpec | None
     by: str
     fault: str = ""
     names: Names = ()
@@ -52,6 +53,9 @@ def annotations_of(arguments: Any, axes: MeshAxes, rules: Sequence[AxisRule]) ->
         annotation = _boxed(node, axes, rules) if isinstance(node, boxes) else None
         for leaf in inside:
             found = annotation or _placed(leaf, axes)
+            if annotation is not None and annotation.spec is None:
+                placed = _placed(leaf, axes)
+                found = annotation if placed is None else replace(placed, names=annotation.names)
             if found is not None:
                 said[position] = found
             position += 1
@@ -65,20 +69,24 @@ def _box_types() -> tuple[type, ...]:
 
 
 def _boxed(box: Any, axes: MeshAxes, rules: Sequence[AxisRule]) -> Said | None:
-    by = f"{type(box).__module__.split('.')[0]}'s {type(box).__name__}"
+    by, logical = f"{type(box).__module__.split('.')[0]}'s {type(box).__name__}", True
     if "flax.nnx" in sys.modules and isinstance(box, sys.modules["flax.nnx"].Variable):
         spec = sys.modules["flax.nnx"].get_partition_spec(box).get_value()
         own: Sequence[AxisRule] = ()  # its getter has applied its own and those in force
     else:
         spec = sys.modules["flax.core.meta"].get_partition_spec(box)
         own = getattr(box, "rules", None) or sys.modules["flax.core.spmd"].get_logical_axis_rules()
+        logical = hasattr(box, "rules")  # LogicallyPartitioned; Partitioned names mesh axes
     if not isinstance(spec, PartitionSpec) or not len(spec):
         return None
-    return _resolved(spec, by, axes, rules or own)
+    return _resolved(spec, by, axes, rules or own, logical)
 
 
-def _resolved(spec: PartitionSpec, by: str, axes: MeshAxes, rules: Sequence[AxisRule]) -> Said:
-    """A box's entries are logical names where a rule has them, else mesh axes."""
+def _resolved(spec: PartitionSpec, by: str, axes: MeshAxes, rules: Sequence[AxisRule], logical: bool) -> Said:
+    """A box's entries are logical names where a rule has them, else mesh axes.
+
+    Logical names say nothing where there are no rules at all, as in Flax; mesh axes that aren't there are a fault.
+    """
     ours, known = dict(axes), {rule[0] for rule in rules}
     names = tuple(entry if isinstance(entry, str) else None for entry in spec)
     ruled = dims_by_rules(names, rules)
@@ -87,6 +95,8 @@ def _resolved(spec: PartitionSpec, by: str, axes: MeshAxes, rules: Sequence[Axis
         if isinstance(entry, str) and entry in known:
             entries.append(dim or None)
         elif isinstance(entry, str) and entry not in ours:
+            if logical and not rules:
+                return Said(spec=None, by=by, names=names)
             if not rules:
                 fault = (
                     f"{spec} names {entry!r}, neither an axis of the plan's mesh ({', '.join(ours)}) nor one with a "
@@ -107,6 +117,18 @@ def _placed(leaf: Any, axes: MeshAxes) -> Said | None:
         return None
     spec, fault = spec_on(sharding, axes)
     return Said(spec=spec, by="its own sharding", fault=fault)
+
+
+def unruled(said: Mapping[int, Said]) -> tuple[str, ...]:
+    """A warning for the plan: logical names that say nothing, because no rules came with them."""
+    silent = [one for one in said.values() if one.spec is None]
+    if not silent:
+        return ()
+    names = sorted({name for one in silent for name in one.names if name})
+    return (
+        f"{len(silent)} argument{'s' if len(silent) > 1 else ''} bear logical names ({', '.join(names)}) that no rule "
+        "speaks of, and are planned freely; options.axis_rules gives rules",
+    )
 
 
 def summary(heeded: Mapping[int, Said], annotations: str) -> tuple[str, ...]:

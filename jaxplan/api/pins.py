@@ -108,7 +108,7 @@ def annotated_pins(
     orders: dict[Key, tuple[int, ...]] = {}
     faults = []
     for position, one in sorted(said.items()):
-        if position in asked:
+        if position in asked or one.spec is None:
             continue
         leaf = traced.inputs[position]
         fault, allowed = _mask(one.by, one.spec, leaf, axes)

@@ -16,7 +16,7 @@ from ..hardware import axis_links
 from ..ir import Traced
 from ..plans import Plan
 from ..search import Allowed, StrategyProblem
-from .annotations import Said, summary
+from .annotations import Said, summary, unruled
 from .candidates import Candidate, Found, Nothing, Pipeline
 from .infeasible import explain_infeasible
 from .meshes import Target
@@ -77,10 +77,11 @@ def make_plan(
     if options.refine:
         best, tried = refined(pipeline, best, rivals)
     plan = finished_plan(pipeline, best, times, time.perf_counter() - started)
-    heeded = {position: heeded[position] for position in annotated}
+    pinned = {position: heeded[position] for position in annotated}
     return dataclasses.replace(
         plan,
-        assumptions=(*plan.assumptions, *summary(heeded, options.annotations), *tried),
+        assumptions=(*plan.assumptions, *summary(pinned, options.annotations), *tried),
+        warnings=(*plan.warnings, *unruled(heeded)),
         logical_axes={
             traced.inputs[position].path: tuple(name or "" for name in one.names)
             for position, one in said.items()

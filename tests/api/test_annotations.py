@@ -144,15 +144,35 @@ def test_constraints_overrule_annotations_at_both_ends(mesh_4x2: Mesh) -> None:
     assert plan.specs["state/moments/0/mu/params/Dense_1/kernel/value"] == P("model")
 
 
-def test_names_without_rules_are_refused_by_name(mesh_4x2: Mesh) -> None:
+def test_logical_names_without_rules_say_nothing_but_are_told(mesh_4x2: Mesh) -> None:
+    """As in Flax, where they are nothing until rules are in force."""
     step, state, x = linen()
+    plan = jaxplan.plan(step, mesh_4x2, state, x, options=QUICK)
+    assert plan.specs["state/params/params/Dense_0/kernel/value"] == P(None, "model")
+    assert "3 arguments bear logical names (embed, mlp)" in plan.warnings[-1]
+    assert "3 arguments pinned as they say" in plan.assumptions[-1]
+    assert plan.logical_axes["state/params/params/Dense_1/kernel/value"] == ("mlp", "embed")
+    free = jaxplan.plan(step, mesh_4x2, state, x, options={**QUICK, "annotations": "ignore"})
+    assert not any("logical names" in line for line in free.warnings)
+
+
+def test_a_placed_array_speaks_where_its_box_says_nothing(mesh_4x2: Mesh) -> None:
+    placed = jax.device_put(jnp.ones((16, 8)), NamedSharding(mesh_4x2, P("model")))
+    box = nn.LogicallyPartitioned(placed, names=("a", "b"))
+    plan = jaxplan.plan(lambda w: jax.tree.map(jnp.sin, w), mesh_4x2, box, options=QUICK)
+    assert plan.specs == {"w/value": P("model")} and plan.logical_axes == {"w/value": ("a", "b")}
+
+
+def test_mesh_axes_that_are_not_there_are_refused_by_name(mesh_4x2: Mesh) -> None:
+    box = nn.Partitioned(jnp.ones((8, 8)), names=("tensor", None))
     with pytest.raises(
         jaxplan.ConstraintError,
-        match=r"(?s)state/params/params/Dense_1/kernel/value: .*names 'mlp', neither an axis.*axis_rules.*"
-        r"so says flax's LogicallyPartitioned.*annotations",
+        match=r"(?s)w/value: .*names 'tensor', neither an axis.*axis_rules.*so says flax's Partitioned.*annotations",
     ):
-        jaxplan.plan(step, mesh_4x2, state, x)
-    jaxplan.plan(step, mesh_4x2, state, x, options={**QUICK, "annotations": "ignore"})
+        jaxplan.plan(lambda w: jax.tree.map(jnp.sin, w), mesh_4x2, box)
+    jaxplan.plan(
+        lambda w: jax.tree.map(jnp.sin, w), mesh_4x2, box, options={**QUICK, "annotations": "ignore"}
+    )
 
 
 def test_an_annotation_that_does_not_divide(mesh_4x2: Mesh) -> None:
