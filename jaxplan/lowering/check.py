@@ -9,13 +9,14 @@ no pass shows, and which XLA gets wrong where pieces are uneven.
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ..ir import Graph, Traced
+from ..ir import Graph, Site, Traced
 from ..plans import Constraint
 from ..sharding import (
     UNREDUCED,
@@ -30,9 +31,12 @@ from ..sharding import (
 )
 from .constrain import finished, pin_values
 from .jit import SCOPE, lower_flat
+from .listing import listing_of
 from .order import Orders
+from .repeats import Short, shortened
 
 _SCOPED = re.compile(rf"\b{SCOPE}(\d+)\b")
+_INSIDE = re.compile(rf"\b{SCOPE}_in(\d+)\b")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,21 +75,42 @@ def check(
     platform: str,
     while_trips: float = 16.0,
     max_rounds: int = 6,
+    shorten: bool = True,
 ) -> Checked:
     """Lower, partition, compare; pin what propagation chose otherwise and look again.
 
     Args:
       mesh: an AbstractMesh with Auto axes.
       values, reads: the decided layout row of every value, and of every operand as it is read.
+      shorten: ask about some of many equal blocks, see `repeats`.
     """
     graph = traced.graph
     expected, moves = _communicating(graph, axes, values, reads)
-    for round_number in range(1, max_rounds + 1):
-        lowered = lower_flat(traced, constraints, mesh, inputs, outputs, platform=platform)
-        text = lowered.compiler_ir("stablehlo").operation.get_asm(enable_debug_info=True)
-        result = partition(text, while_trips=while_trips)
-        differing = _differences(graph, axes, values, result)
-        collectives = tuple((c, operation_of(c.scope)) for c in result.collectives)
+    short = None
+    if shorten:
+        listing = listing_of(traced.jaxpr, traced.consts)
+        short = shortened(listing, graph, rules, orders, values, reads, outputs, constraints)
+
+    def once(short: Short | None) -> Checked | None:
+        found = constraints
+        pinned: set[Site | None] = {c.site for c in constraints}
+        for round_number in range(1, max_rounds + 1):
+            lowered = lower_flat(traced, found, mesh, inputs, outputs, platform=platform, short=short)
+            result = partition(lowered.compiler_ir("stablehlo"), while_trips=while_trips)
+            differing = _differences(graph, axes, values, result)
+            collectives = [(c, _asking(c.scope)) for c in result.collectives]
+            if short is not None:
+                extended = _extended(graph, short, collectives, differing)
+                if extended is None:
+                    return None
+                collectives, differing = extended
+            at_fault = _around(graph, {op for c, op in collectives if c.kind != "all_slice"})
+            at_fault |= _cut_though_whole(graph, rules, differing)
+            fresh = [v for v in differing if v in at_fault and graph.values[v].site not in pinned]
+            if not fresh or round_number == max_rounds:
+                break
+            found += pin_values(graph, values, fresh, orders)
+            pinned |= {graph.values[v].site for v in fresh}
         unplanned = tuple(
             (c, op)
             for c, op in collectives
@@ -93,21 +118,50 @@ def check(
             and op not in expected
             and (c.kind, frozenset(c.axes), c.bytes) not in moves
         )
-        pinned = {c.site for c in constraints}
-        at_fault = _around(graph, {op for c, op in collectives if c.kind != "all_slice"})
-        at_fault |= _cut_though_whole(graph, rules, differing)
-        fresh = [v for v in differing if v in at_fault and graph.values[v].site not in pinned]
-        if not fresh or round_number == max_rounds:
-            break
-        constraints += pin_values(graph, values, fresh, orders)
-    return Checked(
-        constraints=constraints,
-        collectives=collectives,
-        unplanned=unplanned,
-        differing=differing,
-        rounds=round_number,
-        warnings=tuple(w for w in result.warnings if "trip count" not in w or not graph.assumptions),
-    )
+        return Checked(
+            constraints=found,
+            collectives=tuple(collectives),
+            unplanned=unplanned,
+            differing=differing,
+            rounds=round_number,
+            warnings=tuple(w for w in result.warnings if "trip count" not in w or not graph.assumptions),
+        )
+
+    checked = once(short) or once(None)
+    assert checked is not None  # only a shortened step can fail to speak for the whole
+    return checked
+
+
+def _extended(
+    graph: Graph,
+    short: Short,
+    collectives: Sequence[tuple[Collective, int]],
+    differing: Mapping[int, Layout],
+) -> tuple[list[tuple[Collective, int]], dict[int, Layout]] | None:
+    """What was found in a shortened step, for the whole; None where its two standing blocks disagree."""
+    producers = graph.producers()
+
+    def of(value: int) -> tuple[int, int]:
+        return producers[value], graph.ops[producers[value]].results.index(value)
+
+    # an all_slice moves nothing; where it is done is the partitioner's whim
+    moving = [(c, op) for c, op in collectives if c.kind != "all_slice"]
+    found: list[tuple[int, Hashable]] = [(op, dataclasses.replace(c, scope="")) for c, op in moving]
+    found += [(of(v)[0], (of(v)[1], layout)) for v, layout in differing.items()]
+    if any(op < 0 for _, op in moving) or not short.agrees(found):
+        return None
+
+    def counterparts(value: int) -> list[int]:
+        op, position = of(value)
+        return [value, *(graph.ops[other].results[position] for other in short.counterparts(op))]
+
+    whole = list(collectives)
+    for collective, op in collectives:
+        for other in short.counterparts(op):
+            scope = _SCOPED.sub(f"{SCOPE}{other}", collective.scope)
+            whole.append((dataclasses.replace(collective, scope=scope), other))
+    everywhere = {other: layout for v, layout in differing.items() for other in counterparts(v)}
+    return sorted(whole, key=lambda entry: entry[1]), dict(sorted(everywhere.items()))
 
 
 def _communicating(
@@ -128,6 +182,12 @@ def _communicating(
             for step in reshard_steps(values[value], row, graph.values[value].bytes, axes):
                 moves.add((step.kind, frozenset(step.axes), int(step.bytes)))
     return found, moves
+
+
+def _asking(scope: str) -> int:
+    """The operation that a collective is for, or inside whose remat body it is done; -1 for none."""
+    found = _INSIDE.findall(scope)
+    return int(found[-1]) if found and not _SCOPED.search(scope) else operation_of(scope)
 
 
 def operation_of(scope: str) -> int:

@@ -12,6 +12,7 @@ from ..ir import Graph, Site, Traced
 from ..plans import Constraint
 from ..sharding import Layout
 from .kernels import local_layouts
+from .repeats import Short
 from .replay import Replay
 
 SCOPE = "jaxplan"
@@ -19,8 +20,16 @@ SCOPE = "jaxplan"
 
 
 def scopes_of(graph: Graph) -> dict[tuple[tuple[int, ...], int], str]:
-    """A name for every equation that the planner knows: "jaxplan12" is operation 12 of the graph."""
+    """A name for every equation that the planner knows: "jaxplan12" is operation 12 of the graph.
+
+    What an equation with a body does on its own account (remat passes its operands through a barrier) goes by the
+    first operation inside: "jaxplan_in12".
+    """
     names: dict[tuple[tuple[int, ...], int], str] = {}
+    for op in graph.ops:
+        for place in op.sites[:1]:
+            for depth, position in enumerate(place.frame):
+                names.setdefault((place.frame[:depth], position), f"{SCOPE}_in{op.index}")
     for op in graph.ops:
         for value in op.results:
             site = graph.values[value].site
@@ -47,17 +56,21 @@ def planned_function(
     traced: Traced, constraints: Sequence[Constraint], mesh: Any
 ) -> Callable[..., list[Any]]:
     """`leaves -> leaves`: the step with the plan's constraints written in; `mesh` has Auto axes."""
-    pins: dict[Site, tuple[NamedSharding, ...]] = {}
-    for constraint in constraints:
-        pins[constraint.site] = (*pins.get(constraint.site, ()), sharding_of(mesh, constraint.layout))
-    stated = own_constraints(traced.graph, mesh)
-    replay = Replay(pins, scopes_of(traced.graph), stated, mesh, local_layouts(constraints))
+    replay = _replay(traced, constraints, mesh)
 
     def run(*leaves: Any) -> list[Any]:
         return replay.run(traced.jaxpr, traced.consts, leaves)
 
     run.__name__ = traced.name
     return run
+
+
+def _replay(traced: Traced, constraints: Sequence[Constraint], mesh: Any) -> Replay:
+    pins: dict[Site, tuple[NamedSharding, ...]] = {}
+    for constraint in constraints:
+        pins[constraint.site] = (*pins.get(constraint.site, ()), sharding_of(mesh, constraint.layout))
+    stated = own_constraints(traced.graph, mesh)
+    return Replay(pins, scopes_of(traced.graph), stated, mesh, local_layouts(constraints))
 
 
 def lower_flat(
@@ -69,17 +82,26 @@ def lower_flat(
     *,
     platform: str | None = None,
     donate: Collection[int] = (),
+    short: Short | None = None,
 ) -> Any:
     """`jax.stages.Lowered` of the planned step over flat leaves; no device is needed for an AbstractMesh.
 
-    A layout of None leaves the leaf to the partitioner's propagation.  `donate`: positions of donated leaves.
+    A layout of None leaves the leaf to the partitioner's propagation.  `donate`: positions of donated leaves.  With
+    `short`, of the shortened step, over the leaves that are left of it.
     """
-    shapes = [
-        jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type)
-        for v in traced.jaxpr.invars
-    ]
+    function, avals = planned_function(traced, constraints, mesh), [v.aval for v in traced.jaxpr.invars]
+    if short is not None:
+        replay = _replay(traced, constraints, mesh)
+
+        def function(*leaves: Any) -> list[Any]:
+            return replay.run_short(short, leaves)
+
+        avals = [avals[p] for p in short.inputs]
+        inputs, outputs = [inputs[p] for p in short.inputs], [outputs[p] for p in short.outputs]
+        donate = [i for i, p in enumerate(short.inputs) if p in donate]
+    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
     jitted = jax.jit(
-        planned_function(traced, constraints, mesh),
+        function,
         in_shardings=tuple(None if layout is None else sharding_of(mesh, layout) for layout in inputs),
         out_shardings=[None if layout is None else sharding_of(mesh, layout) for layout in outputs],
         keep_unused=True,

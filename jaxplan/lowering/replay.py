@@ -13,15 +13,14 @@ from .._jax import Literal, as_closed, equation_context
 from ..ir import Site, call_of
 from ..sharding import Layout, runs_locally
 from .kernels import run_locally
+from .listing import KEPT_CALLS, seen_through
+from .repeats import Short
 
 Pins = Mapping[Site, tuple[NamedSharding, ...]]
 """Sharding constraints by place; several at one place are applied one after another."""
 
 Constraints = Mapping[tuple[tuple[int, ...], int], NamedSharding]
 """What the step's own sharding constraints say, by frame and equation."""
-
-_KEPT_CALLS = frozenset({"checkpoint", "remat", "remat2", "xla_metadata_call"})
-"""Calls that mean something to the compiler and must stay: their bodies are recomputed, not kept, or named."""
 
 
 class Replay:
@@ -65,12 +64,34 @@ class Replay:
                 self._pin(Site(frame, "operand", position, i), read(atom), eqn)
                 for i, atom in enumerate(eqn.invars)
             ]
-            scope = self._scopes.get((frame, position), "")
+            scope = self._scope(frame, position, eqn)
             with equation_context(eqn, scope):
                 results = self._equation(eqn, position, operands, frame, scope)
             for i, (var, result) in enumerate(zip(eqn.outvars, results, strict=True)):
                 env[var] = self._pin(Site(frame, "result", position, i), result, eqn)
         return [self._pin(Site(frame, "leave", -1, i), read(atom)) for i, atom in enumerate(jaxpr.outvars)]
+
+    def run_short(self, short: Short, arguments: Sequence[Any]) -> list[Any]:
+        """The results that are left of a shortened step, on the arguments that are left of it."""
+        env = dict(short.listing.constants)
+        env.update(zip((short.listing.arguments[p] for p in short.inputs), arguments, strict=True))
+        for index in short.kept:
+            frame, position, eqn, operands, results = short.listing.equations[index]
+            read = [
+                self._pin(Site(frame, "operand", position, i), env[short.instead.get((index, i), value)], eqn)
+                for i, value in enumerate(operands)
+            ]
+            scope = self._scope(frame, position, eqn)
+            with equation_context(eqn, scope):
+                made = self._equation(eqn, position, read, frame, scope)
+            for i, (value, result) in enumerate(zip(results, made, strict=True)):
+                env[value] = self._pin(Site(frame, "result", position, i), result, eqn)
+        return [env[short.listing.results[p]] for p in short.outputs]
+
+    def _scope(self, frame: tuple[int, ...], position: int, eqn: Any) -> str:
+        """A call that is seen through is nothing of its own, nor has a loop a name that its body should have too."""
+        bare = seen_through(eqn) or eqn.primitive.name in ("scan", "while")
+        return "" if bare else self._scopes.get((frame, position), "")
 
     def _pin(self, site: Site, value: Any, eqn: Any = None) -> Any:
         for sharding in self._pins.get(site, ()):
@@ -88,10 +109,10 @@ class Replay:
             stated = self._constraints.get((frame, position))
             return operands if stated is None else [jax.lax.with_sharding_constraint(operands[0], stated)]
         called = call_of(eqn)
-        if called is not None and name not in _KEPT_CALLS:
+        if called is not None and name not in KEPT_CALLS:
             arguments = [operands[i] for i in called.positions]
             return self.run(called.jaxpr, called.consts, arguments, inner)
-        if name in _KEPT_CALLS or name == "scan":
+        if name in KEPT_CALLS or name == "scan":
             changed = {"jaxpr": self._body(params["jaxpr"], inner)}
         elif name == "while":
             changed = {

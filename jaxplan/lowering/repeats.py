@@ -1,0 +1,303 @@
+"""Repeated blocks of a step, so that the partitioner is asked about some of them and not about a hundred.
+
+An unrolled network repeats its layers: in the forward pass, backwards in the backward pass, and once more in every
+stage of the optimizer.  Each is a *run*: a stretch of equations with a period.  Equations are equal here when they are
+the same operation at the same decided layouts and pins.  What the blocks of a run read of the blocks of another says
+which belong together: the parts of one layer have one number.  From the middle all layers but the first two and the
+last two are left out; what read a layer that is left out reads the one that stands in its place now, of equal shape and
+layout.  The step computes nothing sensible then, and is partitioned just so: around the second layer, and around the
+last but one, everything is as it is around those in between.  That is not taken on trust: what the partitioner says
+of the two has to be the same (`Short.agrees`), else the whole step is asked about.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..ir import Graph
+from ..plans import Constraint
+from ..sharding import Layout, Rule
+from .listing import Listing, Places
+from .order import Orders
+
+_ENDS = 2
+"""Blocks kept at either end: the outermost, which touches other work, and one inside that stands for the rest."""
+
+_WORTH = 0.25
+"""Share of the equations that has to go to be worth the trouble."""
+
+_PERIODS = 24
+"""Distances between equal equations that are tried as periods, the most frequent ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Short:
+    """A step with blocks left out.
+
+    Attributes:
+      kept: indices of equations; instead: values read in place of those that are not made, by (equation, operand).
+      inputs, outputs: positions of the arguments and results that are left.
+      twins: for each block that is left out, the equations of the second block to its own.
+      mirror: the equations of the second block to those of the last but one.
+    """
+
+    listing: Listing
+    places: Places
+    kept: tuple[int, ...]
+    instead: Mapping[tuple[int, int], int]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    twins: tuple[Mapping[int, int], ...]
+    mirror: Mapping[int, int]
+
+    def agrees(self, found: Sequence[tuple[int, Hashable]]) -> bool:
+        """Whether the two blocks that stand for others are alike in what was `found`: (operation, what) pairs."""
+        second, last = set(self.mirror), set(self.mirror.values())
+        here = Counter(
+            (self.places.moved(op, self.mirror), what)
+            for op, what in found
+            if op >= 0 and self.places.of_op[op] in second
+        )
+        there = Counter((op, what) for op, what in found if op >= 0 and self.places.of_op[op] in last)
+        return here == there
+
+    def counterparts(self, op: int) -> list[int]:
+        """The operations that `op` stands for."""
+        if op < 0 or self.places.of_op[op] not in self.mirror:
+            return []
+        return [self.places.moved(op, twin) for twin in self.twins]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """Equations `start + block * period + position`; `numbers[block]` is the layer, -1 where unknown."""
+
+    start: int
+    period: int
+    numbers: tuple[int, ...]
+
+    def equation(self, number: int, position: int) -> int:
+        return self.start + self.numbers.index(number) * self.period + position
+
+
+def shortened(
+    listing: Listing,
+    graph: Graph,
+    rules: Sequence[Rule],
+    orders: Orders,
+    values: Mapping[int, np.ndarray],
+    reads: Mapping[tuple[int, int], np.ndarray],
+    outputs: Sequence[Layout],
+    constraints: Sequence[Constraint],
+) -> Short | None:
+    """The step without the middle of its repeated blocks; None when too little repeats."""
+    places = Places(listing, graph)
+    labels = _labels(listing, places, graph, rules, orders, values, reads, outputs, constraints)
+    runs = _numbered(listing, _runs(labels))
+    core = _core(runs)
+    if core is None:
+        return None
+    runs, numbers = core
+    dropped = numbers[_ENDS:-_ENDS]
+    where = {
+        run.start + block * run.period + position: (run, number, position)
+        for run in runs
+        for block, number in enumerate(run.numbers)
+        for position in range(run.period)
+    }
+    gone = {e for e, (_, number, _) in where.items() if number in dropped}
+    if len(gone) < _WORTH * len(listing.equations):
+        return None
+    maker = {v: e for e, equation in enumerate(listing.equations) for v in equation.results}
+    kept = tuple(e for e in range(len(listing.equations)) if e not in gone)
+    instead: dict[tuple[int, int], int] = {}
+    for e in kept:
+        for k, value in enumerate(listing.equations[e].operands):
+            made = maker.get(value, -1)
+            if made in gone:
+                other = _in_place_of(made, e, where, dropped)
+                if other is None:
+                    return None
+                result = listing.equations[made].results.index(value)
+                instead[e, k] = listing.equations[other].results[result]
+    read = {v for e in kept for v in listing.equations[e].operands} | set(instead.values())
+    left = tuple(p for p, v in enumerate(listing.results) if maker.get(v, -1) not in gone)
+    read |= {listing.results[p] for p in left}
+    second = [(e, *at) for e, at in where.items() if at[1] == dropped[0] - 1]
+
+    def to(number: int) -> dict[int, int]:
+        return {e: run.equation(number, position) for e, run, _, position in second}
+
+    return Short(
+        listing=listing,
+        places=places,
+        kept=kept,
+        instead=instead,
+        inputs=tuple(p for p, v in enumerate(listing.arguments) if v in read),
+        outputs=left,
+        twins=tuple(to(number) for number in dropped),
+        mirror=to(dropped[-1] + 1),
+    )
+
+
+def _labels(
+    listing: Listing, places: Places, graph: Graph, rules: Sequence[Rule], orders: Orders,
+    values: Mapping[int, np.ndarray], reads: Mapping[tuple[int, int], np.ndarray], outputs: Sequence[Layout],
+    constraints: Sequence[Constraint],
+) -> np.ndarray:  # fmt: skip
+    """A number for every equation, equal for those that do the same at the same layouts."""
+    said: dict[tuple[str, int, int], list[Hashable]] = defaultdict(list)
+    for (kind, index, position, dim), order in orders.chosen.items():
+        said[kind, index, position].append((dim, order))
+    signs: list[list[Hashable]] = [
+        [e.eqn.primitive.name, *((v.aval.shape, str(v.aval.dtype)) for v in e.eqn.outvars if hasattr(v.aval, "shape"))]
+        for e in listing.equations
+    ]  # fmt: skip
+
+    def row(found: np.ndarray | None) -> bytes:
+        return b"-" if found is None else found.tobytes()
+
+    for op, rule, equation in zip(graph.ops, rules, places.of_op, strict=True):
+        sign: list[Hashable] = [id(rule), op.trips]
+        if op.primitive == "sharding_constraint":
+            sign.append(str(op.params["sharding"]))
+        for position, value in enumerate(op.operands):
+            sign += [row(values.get(value)), row(reads.get((op.index, position)))]
+            sign += [*said.get(("value", value, 0), ()), *said.get(("read", op.index, position), ())]
+        for value in op.results:
+            sign += [row(values.get(value)), *said.get(("value", value, 0), ())]
+        signs[equation].append(tuple(sign))
+    for constraint in constraints:
+        site = constraint.site
+        equation = places.of_site(site)
+        depth = len(listing.equations[equation].frame)
+        inside = (site.frame[depth + 1 :], site.kind, site.equation if len(site.frame) > depth else -1)
+        signs[equation].append((*inside, site.position, constraint.layout))
+    maker = {v: e for e, equation in enumerate(listing.equations) for v in equation.results}
+    for value, layout in zip(listing.results, outputs, strict=True):
+        if value in maker:
+            signs[maker[value]].append(layout)
+    known: dict[tuple[Hashable, ...], int] = {}
+    return np.array([known.setdefault(tuple(sign), len(known)) for sign in signs], np.int64)
+
+
+def _runs(labels: np.ndarray) -> list[_Run]:
+    """Stretches with a period, the longest first, none over another; blocks still without numbers."""
+    order = np.argsort(labels, kind="stable")
+    same = labels[order[1:]] == labels[order[:-1]]
+    distances = Counter(np.diff(order)[same].tolist())
+    least = 2 * _ENDS + 1
+    found = []
+    for period, _ in sorted(distances.items(), key=lambda item: (-item[1], item[0]))[:_PERIODS]:
+        equal = np.concatenate([[False], labels[period:] == labels[:-period], [False]])
+        edges = np.flatnonzero(np.diff(equal.astype(np.int8))).reshape(-1, 2)
+        for start, stop in edges.tolist():
+            blocks = (stop - start) // period + 1
+            if blocks >= least:
+                found.append((blocks * period, period, start, blocks))
+    taken = np.zeros(len(labels), bool)
+    runs = []
+    for size, period, start, blocks in sorted(found, key=lambda f: (-f[0], f[1], f[2])):
+        if not taken[start : start + size].any():
+            taken[start : start + size] = True
+            runs.append(_Run(start=start, period=period, numbers=(-1,) * blocks))
+    return runs
+
+
+def _numbered(listing: Listing, runs: Sequence[_Run]) -> list[_Run]:
+    """The runs that hang together, with the number of the layer that each block belongs to."""
+    if not runs:
+        return []
+    home = {
+        run.start + i: (r, *divmod(i, run.period))
+        for r, run in enumerate(runs)
+        for i in range(len(run.numbers) * run.period)
+    }
+    maker = {v: e for e, equation in enumerate(listing.equations) for v in equation.results}
+    links: dict[tuple[int, int], dict[tuple[int, int, int], dict[int, int]]] = defaultdict(dict)
+    for e, (r, block, position) in home.items():
+        for k, value in enumerate(listing.equations[e].operands):
+            source, other, made = home.get(maker.get(value, -1), (r, 0, 0))
+            if source != r:
+                links[r, source].setdefault((position, k, made), {})[block] = other
+                links[source, r].setdefault((position, k, made), {})[other] = block
+    of_block: dict[int, list[int]] = {0: list(range(len(runs[0].numbers)))}
+    todo = [0]
+    while todo:
+        known = todo.pop(0)
+        for r, run in enumerate(runs):
+            if r in of_block or (r, known) not in links:
+                continue
+            numbers = [-1] * len(run.numbers)
+            # the link that most blocks have comes first; others fill in what it leaves open
+            for way in sorted(links[r, known].values(), key=len, reverse=True):
+                for block, other in way.items():
+                    if numbers[block] < 0:
+                        numbers[block] = of_block[known][other]
+            of_block[r] = numbers
+            todo.append(r)
+    grouped = [_grouped(run, of_block[r]) for r, run in enumerate(runs) if r in of_block]
+    return [run for run in grouped if run.numbers]
+
+
+def _grouped(run: _Run, numbers: Sequence[int]) -> _Run:
+    """The part of a run in which each layer has as many blocks as the next, these together as one block.
+
+    A sum over all parameters is a run of single additions, several of each layer.
+    """
+    groups = [(number, len(list(blocks))) for number, blocks in itertools.groupby(numbers)]
+    usual = Counter(count for number, count in groups if number >= 0).most_common(1)
+    size = usual[0][0] if usual else 1
+    best: tuple[int, int, tuple[int, ...]] = (0, 0, ())
+    block, first, stretch = 0, 0, list[int]()
+    for number, count in [*groups, (-1, 0)]:
+        if number >= 0 and count == size and number not in stretch:
+            if not stretch:
+                first = block
+            stretch.append(number)
+        else:
+            if len(stretch) > best[0]:
+                best = (len(stretch), first, tuple(stretch))
+            stretch = []
+        block += count
+    return _Run(start=run.start + best[1] * run.period, period=run.period * size, numbers=best[2])
+
+
+def _core(runs: Sequence[_Run]) -> tuple[list[_Run], list[int]] | None:
+    """The runs that share a stretch of layers long enough to leave some out, and that stretch; None without."""
+    chosen: list[_Run] = []
+    numbers: list[int] = []
+    for run in runs:
+        own = sorted(n for n in run.numbers if n >= 0)
+        if own != list(range(own[0], own[0] + len(own))):
+            continue
+        both = sorted(set(own) & set(numbers)) if chosen else own
+        if len(both) > 2 * _ENDS and 2 * len(both) > len(numbers):
+            chosen.append(run)
+            numbers = both
+    return (chosen, numbers) if chosen else None
+
+
+def _in_place_of(
+    made: int, reader: int, where: Mapping[int, tuple[_Run, int, int]], dropped: Sequence[int]
+) -> int | None:
+    """The equation that stands for `made`, which is left out, to a reader that is not; None when there is none."""
+    run, number, position = where[made]
+    shift = len(dropped)
+    if reader in where and where[reader][1] >= 0:
+        ahead = where[reader][1] > number
+        wanted = [number - shift if ahead else number + shift]
+    else:
+        wanted = []
+    ends = [dropped[0] - 1, dropped[-1] + 1]
+    for other in (*wanted, *sorted(ends, key=lambda n: abs(n - number))):
+        if other in run.numbers and other not in dropped:
+            found = run.equation(other, position)
+            if found < reader:
+                return found
+    return None

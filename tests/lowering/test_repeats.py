@@ -1,0 +1,181 @@
+"""What the partitioner says of some of many equal blocks is what it says of all of them."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh
+
+import jaxplan
+from jaxplan.api import candidates
+from jaxplan.lowering import check as check_once
+from jaxplan.lowering.check import Checked
+from jaxplan.lowering.listing import listing_of
+from jaxplan.lowering.repeats import Short
+
+# its front door hides the module behind the function of the same name
+CHECK = importlib.import_module("jaxplan.lowering.check")
+
+LAYERS, WIDTH, HIDDEN = 9, 512, 2048
+MESH = AbstractMesh((4, 2), ("data", "model"))
+
+Layer = Callable[[Any, jax.Array], jax.Array]
+
+
+def block(layer: Any, x: jax.Array) -> jax.Array:
+    x = x * jax.lax.rsqrt(jnp.mean(x**2, axis=-1, keepdims=True) + 1e-6) * layer["scale"]
+    return x + jax.nn.relu(x @ layer["up"]) @ layer["down"]
+
+
+def looped(layer: Any, x: jax.Array) -> jax.Array:
+    return jax.lax.scan(lambda c, _: (block(layer, c), None), x, None, length=2)[0]
+
+
+def step_of(layer: Layer, *, clipped: bool, layers: int = LAYERS) -> Callable[..., Any]:
+    """Training of unrolled layers with momentum; `clipped` by the norm of all gradients, a sum over all leaves."""
+
+    def step(state: Any, x: jax.Array) -> Any:
+        def loss(params: Any) -> jax.Array:
+            y = x
+            for i in range(layers):
+                y = layer(params[f"layer_{i}"], y)
+            return jnp.mean(y**2)
+
+        value, gradient = jax.value_and_grad(loss)(state["params"])
+        if clipped:
+            norm = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(gradient)))
+            gradient = jax.tree.map(lambda g: g / jnp.maximum(norm, 1.0), gradient)
+        momentum = jax.tree.map(lambda m, g: 0.9 * m + g, state["momentum"], gradient)
+        params = jax.tree.map(lambda p, m: p - 0.1 * m, state["params"], momentum)
+        return {"params": params, "momentum": momentum}, value
+
+    return step
+
+
+def shapes(layers: int = LAYERS, odd: int = -1) -> Any:
+    def params() -> Any:
+        hidden = {i: 2 * HIDDEN if i == odd else HIDDEN for i in range(layers)}
+        return {
+            f"layer_{i}": {
+                "scale": jax.ShapeDtypeStruct((WIDTH,), jnp.float32),
+                "up": jax.ShapeDtypeStruct((WIDTH, hidden[i]), jnp.float32),
+                "down": jax.ShapeDtypeStruct((hidden[i], WIDTH), jnp.float32),
+            }
+            for i in range(layers)
+        }
+
+    return {"params": params(), "momentum": params()}, jax.ShapeDtypeStruct((64, WIDTH), jnp.float32)
+
+
+@pytest.fixture
+def checks(monkeypatch: pytest.MonkeyPatch) -> list[functools.partial[Checked]]:
+    """The checks that planning makes, each to be made again."""
+    made: list[functools.partial[Checked]] = []
+
+    def recorded(*args: Any, **kwargs: Any) -> Checked:
+        made.append(functools.partial(check_once, *args, **kwargs))
+        return made[-1]()
+
+    monkeypatch.setattr(candidates, "check", recorded)
+    return made
+
+
+def planned(step: Callable[..., Any], arguments: Any, search: str) -> jaxplan.Plan:
+    options = {"search": search, "compare_templates": False, "progress": False}
+    sharded = jaxplan.auto_shard(step, MESH, hardware="tpu-v5e", donate_argnums=0, options=options)
+    return sharded.plan(*arguments)
+
+
+def said(checked: Checked) -> tuple[Any, ...]:
+    moving = [(c, op) for c, op in checked.collectives if c.kind != "all_slice"]
+    collectives = Counter((c.kind, c.axes, c.bytes, c.trips, c.shape, op) for c, op in moving)
+    return (
+        collectives,
+        set(checked.constraints),
+        dict(checked.differing),
+        len(checked.unplanned),
+        checked.warnings,
+    )
+
+
+PROGRAMS = {
+    "plain": step_of(block, clipped=False),
+    "clipped": step_of(block, clipped=True),
+    "remat": step_of(jax.checkpoint(block), clipped=True),
+    "jitted": step_of(jax.jit(block), clipped=False),
+    "looped": step_of(looped, clipped=False),
+}
+
+
+@pytest.mark.parametrize("search", ["fsdp", "megatron"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_some_blocks_speak_for_all(
+    name: str, search: str, checks: list[functools.partial[Checked]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lowered: list[Short | None] = []
+    lower = CHECK.lower_flat
+
+    def spied(*args: Any, short: Short | None = None, **kwargs: Any) -> Any:
+        lowered.append(short)
+        return lower(*args, short=short, **kwargs)
+
+    monkeypatch.setattr(CHECK, "lower_flat", spied)
+    planned(PROGRAMS[name], shapes(), search)
+    (again,) = checks
+    assert lowered and all(short is not None for short in lowered)
+    short = lowered[0]
+    assert short is not None and len(short.twins) >= LAYERS - 6
+    assert said(again()) == said(again(shorten=False))
+    assert again().collectives
+
+
+def test_blocks_that_disagree_do_not_speak(
+    checks: list[functools.partial[Checked]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned(PROGRAMS["plain"], shapes(), "fsdp")
+    (again,) = checks
+    monkeypatch.setattr(Short, "agrees", lambda self, found: False)
+    assert said(again()) == said(again(shorten=False))
+
+
+def test_a_layer_unlike_the_others_is_kept(checks: list[functools.partial[Checked]]) -> None:
+    """Nothing may be said of a block that differs: the stretch that is left out ends before it."""
+    planned(step_of(block, clipped=True, layers=16), shapes(16, odd=5), "fsdp")
+    (again,) = checks
+    assert said(again()) == said(again(shorten=False))
+
+
+def test_a_listing_is_the_program() -> None:
+    """Calls seen through at any depth, literals and captured constants in their places."""
+    table = jnp.arange(8.0)
+
+    @jax.jit
+    def inner(x: jax.Array, y: jax.Array) -> Any:
+        return jnp.where(x > 0, x, y) + table, x * 2.0
+
+    def program(x: jax.Array) -> Any:
+        a, b = inner(x, jnp.float32(3.0))
+        return jax.jit(inner)(a, b)[0] - 1.0, b
+
+    x = jnp.linspace(-1.0, 1.0, 8)
+    closed = jax.make_jaxpr(program)(x)
+    listing = listing_of(closed.jaxpr, closed.consts)
+    assert not any(e.eqn.primitive.name in ("jit", "pjit") for e in listing.equations)
+    env = {**listing.constants, listing.arguments[0]: x}
+    for equation in listing.equations:
+        results = equation.eqn.primitive.bind(
+            *(env[v] for v in equation.operands),
+            **equation.eqn.primitive.get_bind_params(equation.eqn.params),
+        )
+        results = results if equation.eqn.primitive.multiple_results else [results]
+        env.update(zip(equation.results, results, strict=True))
+    for found, wanted in zip((env[v] for v in listing.results), program(x), strict=True):
+        np.testing.assert_array_equal(found, wanted)
