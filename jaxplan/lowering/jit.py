@@ -22,8 +22,8 @@ SCOPE = "jaxplan"
 def scopes_of(graph: Graph) -> dict[tuple[tuple[int, ...], int], str]:
     """A name for every equation that the planner knows: "jaxplan12" is operation 12 of the graph.
 
-    What an equation with a body does on its own account (remat passes its operands through a barrier) goes by the
-    first operation inside: "jaxplan_in12".
+    What an equation with a body does on its own account (a loop reshards what it carries, remat passes its operands
+    through a barrier) goes by the first operation inside: "jaxplan_in12".
     """
     names: dict[tuple[tuple[int, ...], int], str] = {}
     for op in graph.ops:

@@ -89,9 +89,8 @@ class Replay:
         return [env[short.listing.results[p]] for p in short.outputs]
 
     def _scope(self, frame: tuple[int, ...], position: int, eqn: Any) -> str:
-        """A call that is seen through is nothing of its own, nor has a loop a name that its body should have too."""
-        bare = seen_through(eqn) or eqn.primitive.name in ("scan", "while")
-        return "" if bare else self._scopes.get((frame, position), "")
+        """The name of an equation; a call that is seen through is nothing of its own."""
+        return "" if seen_through(eqn) else self._scopes.get((frame, position), "")
 
     def _pin(self, site: Site, value: Any, eqn: Any = None) -> Any:
         for sharding in self._pins.get(site, ()):
