@@ -116,6 +116,16 @@ def _assignment_in(space: Space, found: Found) -> tuple[int, ...]:
     return tuple(chosen)
 
 
+def _vouched_for(space: Space, result: SearchResult) -> SearchResult:
+    """`result` without its proof where the space lacks strategies: one of them might be better."""
+    if space.complete:
+        return result
+    proved = result.termination is Termination.OPTIMAL
+    return dataclasses.replace(
+        result, termination=Termination.FEASIBLE if proved else result.termination, bound_s=0.0
+    )
+
+
 class Pipeline:
     """What all searches of one step share: the traced step, its rules, prices and budget."""
 
@@ -177,7 +187,8 @@ class Pipeline:
                 memory = self.simulate(decision)
                 excess = memory.peak_bytes - self.budget_bytes
                 if excess <= 0:
-                    return Found(space=space, result=result, decision=decision, memory=memory)
+                    vouched = _vouched_for(space, result)
+                    return Found(space=space, result=vouched, decision=decision, memory=memory)
                 loose = min(limit, result.peak_bytes - 1)
                 self.say(f"{excess} bytes over budget once resharded copies are counted: searching again")
             # between a limit that lets too much through and one that lets nothing through

@@ -35,7 +35,7 @@ class Options:
       refine: how many of the best distinct plans (the search's and the templates') are compiled for the mesh's devices,
         of which the fastest as compiled is kept.  0 compiles none.
       strict: a primitive without a sharding rule is an error instead of a warning.
-      max_strategies: of one operation (large meshes); see `search.build`.
+      max_strategies: of one operation; see `search.build`. Where it strikes (four axes and more), nothing is proved.
       seed: of the search.
       annotations: what becomes of the shardings that the program brings along: Flax's boxes and NNX metadata among the
         arguments, arrays and ShapeDtypeStructs that are cut by a NamedSharding, `with_sharding_constraint` inside.
@@ -59,7 +59,7 @@ class Options:
     fold: Literal["auto"] | bool = "auto"
     unfold_gap: float = 0.01
     strict: bool = False
-    max_strategies: int = 96
+    max_strategies: int = 512
     seed: int = 0
     annotations: str = "pin"
     axis_rules: Sequence[AxisRule] = ()

@@ -185,7 +185,7 @@ def _communicating(
 
 
 def _asking(scope: str) -> int:
-    """The operation that a collective is for, or that is the first in the loop or remat body that it is for; -1 for none."""
+    """The operation that a collective is for, or the first one in the loop or remat body that it is for; -1: none."""
     found = _INSIDE.findall(scope)
     return int(found[-1]) if found and not _SCOPED.search(scope) else operation_of(scope)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..cost import CostModel, device_bytes, source_values, traffic
 from ..ir import Graph, Op, Value, enclosing_stop, live_intervals, needed_until, settled_values, written_over
-from ..sharding import UNREDUCED, Moves, Rule, Strategies, all_places, pieces, reachable, strategies
+from ..sharding import NONE, UNREDUCED, Moves, Rule, Strategies, all_places, pieces, reachable, strategies
 from .problem import Edge, Node, StrategyProblem, Usage
 from .space import Allowed, Port, Space, graph_rules
 
@@ -23,7 +23,7 @@ def build(
     input_pins: Mapping[int, Allowed] | None = None,
     output_pins: Mapping[int, Allowed] | None = None,
     limit_bytes: int | None = None,
-    max_strategies: int = 128,
+    max_strategies: int = 512,
     rules: tuple[Rule, ...] | None = None,
 ) -> Space:
     """The StrategyProblem of `graph` on `model`'s mesh.
@@ -32,7 +32,8 @@ def build(
       input_pins, output_pins: by position, which layouts a constraint leaves to an argument or result leaf.
       limit_bytes: memory of one device.
       rules: of every operation, where `graph_rules` has been asked already.
-      max_strategies: of one operation; beyond it those with the least chance are not generated (see `_prune`).
+      max_strategies: of one operation; beyond it those with the least chance are not generated (see `_prune`), and the
+        space is not `complete`. Operations of up to seven factors on three axes stay within the default.
     """
     rules = graph_rules(graph) if rules is None else rules
     builder = _Builder(graph, model, rules, input_pins or {}, output_pins or {}, max_strategies)
@@ -72,6 +73,7 @@ class _Builder:
         self.node_op: dict[int, int] = {}
         self.node_strategies: dict[int, Strategies] = {}
         self.returned = Counter(graph.outputs)
+        self.complete = True
         self._cache: dict[tuple[Any, ...], Any] = {}
         self._distinct: dict[tuple[Any, ...], np.ndarray] = {}
 
@@ -100,6 +102,7 @@ class _Builder:
             labels=tuple(self.labels),
             node_op=self.node_op,
             strategies=self.node_strategies,
+            complete=self.complete,
         )
 
     # -- nodes --------------------------------------------------------------------------------------------
@@ -165,11 +168,12 @@ class _Builder:
         if key not in self._cache:
             whole = all(dims == rule.results[0] for dims in rule.operands)
             options = strategies(rule, self.axes, pending=pending and whole)
-            options = _prune(options, self.cap)
+            left = _prune(options, self.cap)
+            self.complete &= len(left) == len(options)
             self._cache[key] = dataclasses.replace(
-                options,
-                operands=tuple(map(self._shared, options.operands)),
-                results=tuple(map(self._shared, options.results)),
+                left,
+                operands=tuple(map(self._shared, left.operands)),
+                results=tuple(map(self._shared, left.results)),
             )
         return self._cache[key]
 
@@ -373,12 +377,12 @@ def _moved_dimension(tail: np.ndarray, head: np.ndarray) -> np.ndarray:
 def _prune(options: Strategies, cap: int) -> Strategies:
     """At most `cap` strategies: those that leave the fewest axes idle, the replicated one always kept.
 
-    Only large meshes of three and more axes come here.  An operation that leaves an axis idle does that part of
-    its work several times over.
+    Only meshes of four and more axes come here.  An operation that leaves an axis idle does that part of its work
+    several times over.
     """
     if len(options) <= cap:
         return options
-    idle = (options.factors < 0).sum(axis=1)
+    idle = (options.factors == NONE).sum(axis=1)
     order = np.argsort(idle, kind="stable")[:cap]
     keep = np.union1d(order, np.nonzero(idle == idle.max())[0])
     return options.take(keep)

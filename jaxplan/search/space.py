@@ -39,6 +39,8 @@ class Space:
       reads: port of every (operation, operand position) as that operation needs it.
       outputs: port of every result leaf (by position) that is not tied to an argument.
       labels: for every node what it decides, in words.
+      complete: whether every strategy of every operation is there; if not, what a search proves of the problem is not
+        proved of the program.
     """
 
     problem: StrategyProblem
@@ -49,6 +51,7 @@ class Space:
     labels: tuple[str, ...]
     node_op: Mapping[int, int]
     strategies: Mapping[int, Strategies]
+    complete: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

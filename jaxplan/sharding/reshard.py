@@ -66,8 +66,8 @@ class Moves:
         codes = _codes(source, target, axes)
         first: np.ndarray
         _, first, inverse = np.unique(codes.reshape(-1), return_index=True, return_inverse=True)
-        self._class = inverse.reshape(codes.shape)
         self._count = first.size
+        self._class = inverse.reshape(codes.shape).astype(np.min_scalar_type(self._count))
         rows, columns = np.unravel_index(first, codes.shape)
         self._moves = tuple(_moves(source[rows], target[columns], axes))
 
