@@ -49,17 +49,17 @@ def planned_constraints(
         if producer < 0:
             continue
         op = graph.ops[producer]
-        made = orders.layout("value", value, 0, finished(row), len(graph.values[value].shape))
-        if op.primitive in ("carry_init", "scan_stack"):
-            pin(graph.values[value].site, made, value, op.source, op.primitive, "propagation")
-        elif (row == UNREDUCED).any():
-            pin(graph.values[value].site, made, value, op.source, op.primitive, "sum")
+        at_edge = op.primitive in ("carry_init", "scan_stack")
+        if at_edge or UNREDUCED in row.tolist():
+            made = orders.layout("value", value, 0, finished(row), len(graph.values[value].shape))
+            why = "propagation" if at_edge else "sum"
+            pin(graph.values[value].site, made, value, op.source, op.primitive, why)
     for (index, position), row in sorted(reads.items()):
         op = graph.ops[index]
         value = op.operands[position]
         at_maker = values.get(value)
-        if at_maker is None:
-            continue
+        if at_maker is None or at_maker.tobytes() == row.tobytes():
+            continue  # nothing moves
         for step in reshard_path(finished(at_maker), row):
             layout = orders.on_the_way(value, index, position, step, len(graph.values[value].shape))
             pin(op.sites[position], layout, value, op.source, op.primitive, "reshard")

@@ -67,7 +67,8 @@ def resolve_orders(
 
 
 def _cut(row: np.ndarray, dim: int) -> tuple[int, ...]:
-    return tuple(int(a) for a in np.nonzero(row == dim)[0])
+    """The axes that cut a dimension, in mesh order."""
+    return tuple(axis for axis, place in enumerate(row.tolist()) if place == dim)
 
 
 class _Resolver:
@@ -86,15 +87,11 @@ class _Resolver:
 
     def orders(self) -> Orders:
         for value, row in self.values.items():
-            self._declare("value", value, 0, row, len(self.graph.values[value].shape))
+            self._declare("value", value, 0, row)
         for (op, position), row in self.reads.items():
-            self._declare(
-                "read", op, position, row, len(self.graph.values[self.graph.ops[op].operands[position]].shape)
-            )
+            self._declare("read", op, position, row)
         for position, row in self.outputs.items():
-            self._declare(
-                "output", position, 0, row, len(self.graph.values[self.graph.outputs[position]].shape)
-            )
+            self._declare("output", position, 0, row)
         for op, row in self.factors.items():
             self._within(op, row)
         for (op, position), row in self.reads.items():
@@ -108,12 +105,11 @@ class _Resolver:
                     self._join(("output", position, 0, d), ("value", aliased[position], 0, d))
         return Orders(axes=self.axes, chosen=self._choose())
 
-    def _declare(self, kind: str, index: int, position: int, row: np.ndarray, rank: int) -> None:
-        for d in range(rank):
-            cut = _cut(row, d)
-            if len(cut) > 1:
-                key = (kind, index, position, d)
-                self.parent[key], self.sets[key] = key, cut
+    def _declare(self, kind: str, index: int, position: int, row: np.ndarray) -> None:
+        places = row.tolist()
+        for d in sorted({place for place in places if place >= 0 and places.count(place) > 1}):
+            key = (kind, index, position, d)
+            self.parent[key], self.sets[key] = key, _cut(row, d)
 
     def _find(self, key: Key) -> Key:
         while self.parent[key] != key:
@@ -150,7 +146,7 @@ class _Resolver:
         if made is None:
             return
         weight = self.graph.values[value].bytes * trips
-        for d in range(len(self.graph.values[value].shape)):
+        for d in sorted({place for place in (*made.tolist(), *row.tolist()) if place >= 0}):
             a, b = ("value", value, 0, d), (*reader, d)
             before, after = set(_cut(made, d)), set(_cut(row, d))
             if before == after:
