@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 
@@ -21,6 +21,9 @@ from jax._src import distributed as _distributed
 
 # Run on jax 0.10.2 and 0.12.0.1: the frames of a traceback that are not jax's.
 from jax._src import source_info_util as _source_info_util
+
+# Run on jax 0.10.2 and 0.12.0.1: how many frames of the user's traceback a lowered operation's location holds.
+from jax._src.config import traceback_in_locations_limit as _traceback_in_locations_limit
 
 # Run on jax 0.10.2 and 0.12.0.1: how many bits an element takes, sub-byte types included.
 from jax._src.dtypes import itemsize_bits as _itemsize_bits
@@ -133,6 +136,14 @@ def parse_module(text: str) -> Any:
 def module_text(module: Any) -> str:
     """The text of an MLIR module with its locations, where `jax.named_scope` writes its names."""
     return str(module.operation.get_asm(enable_debug_info=True))
+
+
+def names_alone() -> contextlib.AbstractContextManager[None]:
+    """Lower without source lines: locations hold the names of `jax.named_scope` and nothing else, which is faster.
+
+    For modules that are only read for their names.
+    """
+    return cast("contextlib.AbstractContextManager[None]", _traceback_in_locations_limit(0))
 
 
 def run_passes(module: Any, passes: Sequence[str]) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .._jax import names_alone
 from ..ir import Graph, Site, Traced
 from ..plans import Constraint
 from ..sharding import (
@@ -95,7 +96,8 @@ def check(
         found = constraints
         pinned: set[Site | None] = {c.site for c in constraints}
         for round_number in range(1, max_rounds + 1):
-            lowered = lower_flat(traced, found, mesh, inputs, outputs, platform=platform, short=short)
+            with names_alone():
+                lowered = lower_flat(traced, found, mesh, inputs, outputs, platform=platform, short=short)
             result = partition(lowered.compiler_ir("stablehlo"), while_trips=while_trips)
             differing = _differences(graph, axes, values, result)
             collectives = [(c, _asking(c.scope)) for c in result.collectives]
