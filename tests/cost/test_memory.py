@@ -194,3 +194,20 @@ def test_what_is_fused_runs_when_its_last_operand_is_made() -> None:
         for value in op.operands:
             if producers[value] >= 0 and op.primitive == "dot_general":
                 assert times[producers[value]] <= times[op.index]
+
+
+def test_a_sum_over_devices_needs_scratch_on_tpu() -> None:
+    graph = graph_of(_chain, 2)
+    product = graph.ops[0].results[0]
+    made = {v.index: WHOLE for v in graph.values if not v.constant}
+    reads = {(op.index, p): made[v] for op in graph.ops for p, v in enumerate(op.operands)}
+
+    def peak(platform: str, row: np.ndarray) -> int:
+        kinds, stored = ["batch"] * len(graph.inputs), [True] * len(graph.values)
+        return simulate_memory(
+            graph, AXES, stored, kinds, made | {product: row}, reads, platform=platform
+        ).peak_bytes
+
+    piece = device_bytes(graph.values[product], PENDING[None, :], AXES, "tpu")[0]
+    assert peak("tpu", PENDING) - peak("tpu", WHOLE) >= piece
+    assert peak("gpu", PENDING) == peak("gpu", WHOLE)
