@@ -146,12 +146,14 @@ def _layouts_of(function: Any, attribute: str, types: Sequence[Any]) -> tuple[Di
 
 
 def _result_layouts(op: Any) -> tuple[Dims, ...]:
+    whole: tuple[Dims, ...] = tuple(((),) * len(shape_of(result)[0]) for result in op.results)
     for name in ("sdy.sharding", "out_sharding", "out_shardings", "sharding"):
         if name in op.attributes:
             found = layouts_in(str(op.attributes[name]))
             if len(found) == len(op.results):
-                return found
-    return tuple(((),) * len(shape_of(result)[0]) for result in op.results)
+                # What one device alone makes, as a host callback does, is written without dimensions.
+                return tuple(f if len(f) == len(w) else w for f, w in zip(found, whole, strict=True))
+    return whole
 
 
 def _constant(value: Any) -> int | None:

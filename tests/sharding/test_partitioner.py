@@ -274,3 +274,17 @@ def test_shardy_rules_are_the_contraction_that_dot_general_is() -> None:
     rules = dict(shardy_rules(text))
     assert rules["dot_general"] == "([i, k], [k, j])->([i, j]) {i=16, j=8, k=32} reduction={k}"
     assert rules["tanh"] == "([i, j])->([i, j]) {i=16, j=8}"
+
+
+def test_what_one_device_makes_for_all_is_whole(mesh_4x2: Mesh) -> None:
+    """A host callback's result is written as a sharding of one device, without dimensions."""
+
+    def step(x: Any) -> Any:
+        made = jax.ShapeDtypeStruct((32, 8), jnp.float32)
+        return jnp.tanh(jax.pure_callback(lambda _: np.zeros((32, 8), np.float32), made, x.sum()))
+
+    low = lowered(step, mesh_4x2, (P("data"),), P(), shape(64))
+    found = [entry for entry in partition(low.compiler_ir("stablehlo")).ops if (32, 8) in entry.shapes]
+    assert found
+    for entry in found:
+        assert [len(dims) for dims in entry.layouts] == [len(s) for s in entry.shapes]
