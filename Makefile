@@ -79,6 +79,16 @@ test-latest: ## The default tests with the newest jax, which wants Python 3.12, 
 	.venv-latest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade -e ".[$(EXTRAS)]"
 	.venv-latest/bin/python -m pytest $(PYTEST_ARGS)
 
+.PHONY: test-ecosystem
+test-ecosystem: .venv-ecosystem/.complete ## Train steps of public packages, planned and compiled for TPU (own environment)
+	.venv-ecosystem/bin/python -m pytest -m ecosystem tests/ecosystem
+
+.venv-ecosystem/.complete: pyproject.toml
+	@echo "Making .venv-ecosystem: some twenty packages, about 8 GB"
+	@$(PYTHON) -m venv .venv-ecosystem
+	@.venv-ecosystem/bin/python -m pip install --disable-pip-version-check -q -e ".[ecosystem]"
+	@touch $@
+
 .PHONY: lint
 lint: $(STAMP) ## ruff
 	$(BIN)/ruff check .
