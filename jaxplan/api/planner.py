@@ -61,7 +61,8 @@ def make_plan(
     pipeline = Pipeline(traced, target, model, budget_bytes, options, output_pins, said_orders, say)
     say(f"searching ({options.search})")
     template = {} if options.search == "ilp" else _template(pipeline)
-    start = pipeline.search(start_pins) if options.annotations == "start" and annotated else None
+    begins = options.annotations == "start" and annotated and not template
+    start = pipeline.search(start_pins) if begins else None
     outcome = pipeline.search({**template, **input_pins}, stubborn=True, start=start)
     best = pipeline.checked(options.search, outcome) if isinstance(outcome, Found) else None
     times: dict[str, float] = {}

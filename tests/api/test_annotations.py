@@ -133,6 +133,16 @@ def test_a_search_without_time_returns_where_it_began(
     assert found_s <= start_s
 
 
+def test_a_template_does_not_begin_anywhere(mesh_4x2: Mesh) -> None:
+    step, state, x = linen()
+    options = {"search": "fsdp", "axis_rules": RULES}
+    templates = [
+        jaxplan.plan(step, mesh_4x2, state, x, options={**options, "annotations": mode})
+        for mode in ("start", "ignore")
+    ]
+    assert templates[0].specs == templates[1].specs
+
+
 def test_constraints_overrule_annotations_at_both_ends(mesh_4x2: Mesh) -> None:
     step, state, x = linen()
     plan = jaxplan.plan(
