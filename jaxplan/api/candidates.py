@@ -45,6 +45,9 @@ NEAR_LEAST_S = 20.0
 FOLD_NODES = 10_000
 """Nodes from which on a problem is folded: a smaller one is proved optimal as it is in a second or two."""
 
+RIVAL_NODES = 2000
+"""The same for a problem of which nothing has to be proved."""
+
 MEMORY_ROUNDS = 6
 """Searches with a tightened limit before giving up on a budget that only the decided layouts overrun."""
 
@@ -165,19 +168,21 @@ class Pipeline:
         return template_pins(name, self.traced.graph, self.kinds, self.target.axes)
 
     def search(
-        self, pins: Mapping[int, Allowed], *, stubborn: bool = False, start: Found | Nothing | None = None
-    ) -> Found | Nothing:
+        self, pins: Mapping[int, Allowed], *, stubborn: bool = False, start: Found | Nothing | None = None,
+        rival: bool = False,
+    ) -> Found | Nothing:  # fmt: skip
         """The cheapest decision under `pins` whose simulated memory fits the budget.
 
         The search's memory rows and the simulation differ a little both ways.  Where the simulation is over budget, the
         rows are tightened; where the rows alone say no, a `stubborn` search asks the simulation near the least peak.
-        What a search under more pins found is a `start`: nothing dearer is returned.
+        What a search under more pins found is a `start`: nothing dearer is returned.  A `rival` is only compared with
+        something proved: its own repeated layers are folded where there are any, and no bound is sought.
         """
         space = self.space(pins)
         hint = _assignment_in(space, start) if isinstance(start, Found) else None
         limit, loose, strict, excess = self.budget_bytes, self.budget_bytes, 0, 0
         for _ in range(MEMORY_ROUNDS):
-            result = self._solve(dataclasses.replace(space.problem, limit_bytes=max(limit, 0)), hint)
+            result = self._solve(dataclasses.replace(space.problem, limit_bytes=max(limit, 0)), hint, rival)
             if not result.assignment:
                 strict = limit
                 if limit == loose or result.termination is not Termination.INFEASIBLE:
@@ -202,11 +207,12 @@ class Pipeline:
                     return Found(space=space, result=feasible, decision=near, memory=memory)
         return Nothing(space=space, result=result)
 
-    def _solve(self, problem: StrategyProblem, hint: Sequence[int] | None) -> SearchResult:
+    def _solve(self, problem: StrategyProblem, hint: Sequence[int] | None, rival: bool) -> SearchResult:
         options = self.options
         search: Search = solve
-        if options.fold is True or (options.fold == "auto" and len(problem.nodes) >= FOLD_NODES):
-            search = functools.partial(solve_folded, unfold_gap=options.unfold_gap)
+        least = RIVAL_NODES if rival else FOLD_NODES
+        if options.fold is True or (options.fold == "auto" and len(problem.nodes) >= least):
+            search = functools.partial(solve_folded, unfold_gap=options.unfold_gap, bounded=not rival)
         return search(
             problem,
             time_limit_s=options.time_limit_s,

@@ -132,7 +132,7 @@ def _against_templates(
         if pins is None:
             continue
         pipeline.say(f"comparing with template {name}")
-        found = pipeline.search({**pins, **input_pins})
+        found = pipeline.search({**pins, **input_pins}, rival=True)
         if not isinstance(found, Found):
             continue
         times[name] = found.result.objective_s

@@ -51,11 +51,13 @@ def solve_folded(
     on_progress: Progress | None = None,
     hint: Sequence[int] | None = None,
     unfold_gap: float = math.inf,
+    bounded: bool = True,
 ) -> SearchResult:
     """The cheapest assignment in which nodes that are alike choose alike; FEASIBLE unless the bound closes the gap.
 
     What doesn't fold, or has no assignment folded, is solved as it is; so is, from the folded optimum on, what has a
-    larger gap left than `unfold_gap`.  See `jaxplan.search.base.Search`.
+    larger gap left than `unfold_gap`.  Without `bounded`, the first fold's assignment is enough and nothing is proved
+    of it.  See `jaxplan.search.base.Search`.
     """
     best = Incumbent(problem.verify(), on_progress)
     deadline = math.inf if time_limit_s is None else best.started + time_limit_s
@@ -77,7 +79,9 @@ def solve_folded(
             ):
                 break
             quotient = Quotient(problem, contents, colour, matrices).contract()
-            folded_s = min(folded_s, _fold(quotient, best, deadline, relative_gap, seed))
+            folded_s = min(folded_s, _fold(quotient, best, deadline, relative_gap, seed, bounded))
+            if not bounded and math.isfinite(folded_s):
+                return replace(best.result(Termination.FEASIBLE), folded_s=folded_s)
             gain_s = max(before_s - best.objective_s, best.bound_s - bound_s)
             if best.closed(max(relative_gap, GOOD_GAP)) or not gain_s > LEAST_GAIN * abs(best.objective_s):
                 break
@@ -123,7 +127,9 @@ def overflow(problem: StrategyProblem) -> str:
     return f"at time step {times[over[0]]} the least choices already exceed {problem.limit_bytes} bytes"
 
 
-def _fold(quotient: Quotient, best: Incumbent, deadline: float, relative_gap: float, seed: int) -> float:
+def _fold(
+    quotient: Quotient, best: Incumbent, deadline: float, relative_gap: float, seed: int, bounded: bool
+) -> float:
     """Solve the tied problem of a quotient and bound the original; the cost of the tied optimum, inf without one."""
     tied = tie(quotient)
     if tied is None:
@@ -134,6 +140,8 @@ def _fold(quotient: Quotient, best: Incumbent, deadline: float, relative_gap: fl
         return math.inf
     alike = tied.lift(found.assignment)
     best.offer(alike, found.objective_s)
+    if not bounded:
+        return best.evaluator(alike).objective_s
     good = max(relative_gap, GOOD_GAP)
     ascend(LiftedAscent(quotient), best, good, deadline)
     if not best.closed(good) and time.monotonic() < deadline:

@@ -167,6 +167,15 @@ def test_a_folded_search_agrees_with_the_whole(tight: bool) -> None:
     assert equal >= (3 if tight else 8)
 
 
+def test_without_a_bound_nothing_is_claimed() -> None:
+    problem = layered(3, 20)
+    rival = solve_folded(problem, bounded=False)
+    assert rival.termination is Termination.FEASIBLE
+    assert rival.bound_s == -np.inf
+    assert evaluate(problem, rival.assignment).objective_s == rival.objective_s == rival.folded_s
+    assert rival.objective_s >= SEARCHES["ilp"](problem).bound_s * (1 - 1e-9)
+
+
 def test_depth_does_not_grow_the_tied_problem() -> None:
     sizes = set()
     for depth in (20, 40, 80):
