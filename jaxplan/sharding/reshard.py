@@ -2,16 +2,19 @@
 
 The steps are those that the partitioner takes, in its order: pending sums are scattered (reduce_scatter) or summed
 (all_reduce), replicated dimensions are sliced (free), cuts move between dimensions (all_to_all), and what is left is
-gathered (all_gather).  Each collective runs over all its axes at once, save all_to_all, which moves one axis at a
-time, and all_gather, which fills one dimension at a time: several at once cost two copies of the whole into another
-memory order, dearer than the gather itself (TPU compiles, jax 0.10.2).  A sum is scattered onto one dimension only:
-onto several XLA for TPU compiles an all_reduce and slices (products of bf16 and f32, jax 0.10.2; not tried on GPU).
+gathered (all_gather).  Each collective runs over all its axes at once, save all_to_all, which moves axes from one
+dimension to one other (one after the other they end in the wrong order, and a collective_permute puts that right: CPU
+and TPU compiles, jax 0.10.2), and all_gather, which fills one dimension at a time: several at once cost two copies of
+the whole into another memory order, dearer than the gather itself (TPU compiles, jax 0.10.2).  A sum is scattered
+onto one dimension only: onto several XLA for TPU compiles an all_reduce and slices (products of bf16
+and f32, jax 0.10.2; not tried on GPU).
 The axes of one dimension are taken to stand in an order in which none has to change places: `lowering.order` sees to
 that.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -86,7 +89,7 @@ class Moves:
 
 
 def _codes(source: np.ndarray, target: np.ndarray, axes: MeshAxes) -> np.ndarray:
-    """`int64[a, b]`: equal where pairs move alike: for each axis what it does, and which dimension it leaves or
+    """`int64[a, b]`: equal where pairs move alike: for each axis what it does, and which dimensions it leaves and
     enters."""
     dims = int(max(source.max(initial=NONE), target.max(initial=NONE))) + 1
     a, b = np.meshgrid(np.arange(UNREDUCED, dims), np.arange(UNREDUCED, dims), indexing="ij")
@@ -96,7 +99,9 @@ def _codes(source: np.ndarray, target: np.ndarray, axes: MeshAxes) -> np.ndarray
         does = np.where(where, _FIRST_CODE[kind] + (a if kind == "all_gather" else 0), does)
         if kind == "reduce_scatter":
             does = np.where(where, _FIRST_CODE["all_gather"] + dims + b, does)
-    radix = _FIRST_CODE["all_gather"] + 2 * dims
+        if kind == "all_to_all":
+            does = np.where(where, _FIRST_CODE["all_gather"] + 2 * dims + a * dims + b, does)
+    radix = _FIRST_CODE["all_gather"] + 2 * dims + dims**2
     codes = np.zeros((len(source), len(target)), np.int64)
     for axis, (_, size) in enumerate(axes):
         table = does if size > 1 else stays
@@ -104,8 +109,9 @@ def _codes(source: np.ndarray, target: np.ndarray, axes: MeshAxes) -> np.ndarray
     return codes
 
 
-_FIRST_CODE = {"all_reduce": 2, "all_slice": 3, "all_to_all": 4, "all_gather": 5, "reduce_scatter": 5}
-"""Codes of what an axis does; 0 and 1 do nothing, uncut and cut; one for each dimension from `all_gather` on."""
+_FIRST_CODE = {"all_reduce": 2, "all_slice": 3, "all_gather": 4, "reduce_scatter": 4, "all_to_all": 4}
+"""Codes of what an axis does; 0 and 1 do nothing, uncut and cut; from `all_gather` on one for each dimension, and for
+an all_to_all one for each pair of them."""
 
 
 def _moves(a: np.ndarray, b: np.ndarray, axes: MeshAxes) -> Iterator[_Move]:
@@ -113,7 +119,7 @@ def _moves(a: np.ndarray, b: np.ndarray, axes: MeshAxes) -> Iterator[_Move]:
     sizes = np.array([size for _, size in axes], np.int64)
     divisor = np.where(a >= 0, sizes, 1).prod(axis=1)
     for kind, moving in _stages(a, b, axes):
-        for subset, mask in _subsets(moving, together=kind != "all_to_all"):
+        for subset, mask in _subsets(moving):
             factor = math.prod(axes[i][1] for i in subset)
             if kind == "all_gather":
                 divisor = np.where(mask, divisor // factor, divisor)
@@ -133,23 +139,19 @@ def _stages(a: np.ndarray, b: np.ndarray, axes: MeshAxes) -> Iterator[tuple[str,
     yield "reduce_scatter", scattered & at_once
     yield "all_reduce", moves["all_reduce"] | (scattered & ~at_once)
     yield "all_slice", moves["all_slice"] | (scattered & ~at_once)
-    yield "all_to_all", moves["all_to_all"]
+    for left, entered in itertools.permutations(range(int(max(a.max(initial=NONE), b.max(initial=NONE))) + 1), 2):
+        yield "all_to_all", moves["all_to_all"] & (a == left) & (b == entered)
     for dim in range(int(a.max(initial=NONE)) + 1):
         yield "all_gather", moves["all_gather"] & (a == dim)
 
 
-def _subsets(moves: np.ndarray, *, together: bool) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
-    """The sets of axes that move in one collective, and which pairs; an all_to_all moves one axis at a time."""
+def _subsets(moves: np.ndarray) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
+    """The sets of axes that move in one collective, and which pairs."""
     n_axes = moves.shape[1]
-    if together:
-        codes = moves @ (1 << np.arange(n_axes))
-        for code in np.flatnonzero(np.bincount(codes, minlength=1)):
-            if code:
-                yield tuple(i for i in range(n_axes) if code >> i & 1), codes == code
-    else:
-        for i in range(n_axes):
-            if moves[:, i].any():
-                yield (i,), moves[:, i]
+    codes = moves @ (1 << np.arange(n_axes))
+    for code in np.flatnonzero(np.bincount(codes, minlength=1)):
+        if code:
+            yield tuple(i for i in range(n_axes) if code >> i & 1), codes == code
 
 
 def _kinds(a: np.ndarray, b: np.ndarray) -> dict[str, np.ndarray]:
@@ -185,7 +187,8 @@ def reshard_path(source: np.ndarray, target: np.ndarray) -> list[np.ndarray]:
 
     The SPMD partitioner replicates a tensor as a last resort ("involuntary full rematerialization") when one
     constraint asks for a slice over one axis and a gather over another at once; asked one move at a time it does
-    each as the collective it is.  So: all slices, then each all_to_all, then the gathers of each dimension.
+    each as the collective it is.  So: all slices, then the all_to_all between each two dimensions, then the gathers of
+    each dimension.
     """
     path: list[np.ndarray] = []
     row = source.copy()
@@ -197,9 +200,8 @@ def reshard_path(source: np.ndarray, target: np.ndarray) -> list[np.ndarray]:
             path.append(row)
 
     move((row == NONE) & (target >= 0))
-    for axis in range(len(row)):
-        crosses = (row >= 0) & (target >= 0) & (row != target)
-        move(crosses & (np.arange(len(row)) == axis))
+    for left, entered in itertools.permutations(range(int(max(row.max(), target.max(), NONE)) + 1), 2):
+        move((row == left) & (target == entered) & (source == left))
     for dim in range(int(source.max(initial=NONE)) + 1):
         move((row == dim) & (target == NONE))
     return path

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxplan.sharding import UNREDUCED, MeshAxes, Moves, all_places, reshard_steps
+from jaxplan.sharding import UNREDUCED, MeshAxes, Moves, all_places, reshard_path, reshard_steps
 
 RATES = {"all_gather": 1.0, "all_reduce": 2.0, "reduce_scatter": 1.5, "all_to_all": 0.7}
 
 
 def a_price(kind: str, size_bytes: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
-    """Another price for every kind and set of axes, not proportional to bytes."""
-    return np.asarray(RATES[kind] * (1 + size_bytes) * sum(3**i for i in axes))
+    """Another price for every kind and set of axes, not proportional to bytes, nor the sum of its axes' prices."""
+    return np.asarray(RATES[kind] * (1 + size_bytes) * sum(3**i for i in axes) ** 1.5)
 
 
 def expected(source: np.ndarray, target: np.ndarray, size_bytes: float, axes: MeshAxes) -> float:
@@ -45,9 +45,10 @@ def expected(source: np.ndarray, target: np.ndarray, size_bytes: float, axes: Me
     step("all_reduce", reduced, [-1] * len(reduced))
     sliced = [i for i in n if here[i] == -1 and target[i] >= 0 and axes[i][1] > 1]
     step("all_slice", sliced, [int(target[i]) for i in sliced])
-    for i in n:
-        if here[i] >= 0 and target[i] >= 0 and here[i] != target[i]:
-            step("all_to_all", [i], [int(target[i])])
+    for left in range(8):
+        for entered in range(8):
+            crossing = [i for i in n if here[i] == left != entered == target[i] and source[i] == left]
+            step("all_to_all", crossing, [entered] * len(crossing))
     for dim in range(8):
         gathered = [i for i in n if here[i] == dim and target[i] == -1]
         step("all_gather", gathered, [-1] * len(gathered))
@@ -80,6 +81,18 @@ def test_every_pair_is_priced_move_by_move(case: tuple[MeshAxes, np.ndarray, np.
             index = {name: k for k, (name, _) in enumerate(axes)}
             said = [float(a_price(s.kind, np.asarray(s.bytes), tuple(index[n] for n in s.axes))) for s in steps]
             assert sum(said) == pytest.approx(table[i, j], rel=1e-12)
+
+
+def test_axes_that_cross_together_cross_at_once() -> None:
+    """As Shardy and the compilers do: one after the other they would end in the wrong order."""
+    axes = (("x", 4), ("y", 2))
+    source, target = np.array([1, 1], np.int8), np.array([0, 0], np.int8)
+    (step,) = reshard_steps(source, target, 800.0, axes)
+    assert (step.kind, step.axes, step.bytes) == ("all_to_all", ("x", "y"), 100.0)
+    assert [row.tolist() for row in reshard_path(source, target)] == [[0, 0]]
+    apart = np.array([0, 2], np.int8)
+    assert [s.axes for s in reshard_steps(source, apart, 800.0, axes)] == [("x",), ("y",)]
+    assert [row.tolist() for row in reshard_path(source, apart)] == [[0, 1], [0, 2]]
 
 
 def test_moves_of_one_size_serve_every_size() -> None:
