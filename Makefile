@@ -75,6 +75,9 @@ test-aot: $(STAMP) ## Everything that is compiled for TPU and GPU meshes, withou
 
 .PHONY: test-latest
 test-latest: ## The default tests with the newest jax, which wants Python 3.12, in .venv-latest
+	@if [ -z "$(PYTHON_LATEST)" ]; then \
+		echo "No Python >= 3.12 with the venv module was found: make test-latest PYTHON_LATEST=/path/to/python" >&2; \
+		exit 1; fi
 	@$(MAKE) --no-print-directory venv VENV=.venv-latest PYTHON="$(PYTHON_LATEST)"
 	.venv-latest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade -e ".[$(EXTRAS)]"
 	.venv-latest/bin/python -m pytest $(PYTEST_ARGS)
