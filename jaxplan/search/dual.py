@@ -175,14 +175,16 @@ class DualAscent:
         return self.sent_s[begin : begin + self.flat.size[node]]
 
 
-def ascend(dual: DualAscent, best: Incumbent, relative_gap: float, deadline: float) -> Ints:
+def ascend(
+    dual: DualAscent, best: Incumbent, relative_gap: float, deadline: float, rounds: int = MOST_ROUNDS
+) -> Ints:
     """Raise the bound of `best` until the gap is closed, little is gained, or the deadline.
 
     Returns the assignment that was read off last; it may overflow or take a forbidden pair.
     """
     top_s, since, step, prices = -math.inf, 0, 1.0, dual.price
     chosen = dual.sweep()
-    for _ in range(MOST_ROUNDS):
+    for _ in range(rounds):
         for _ in range(SWEEPS_A_ROUND):
             chosen = dual.sweep()
         bound_s = dual.bound_s()

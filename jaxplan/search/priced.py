@@ -30,13 +30,13 @@ from .problem import Floats, Ints
 SCRATCH = 1 << 25
 
 #: Sums that one elimination of a node may take: at first, and growing by this factor after a round without gain.
-FIRST_SUMS, SUMS_GROWTH = 1e4, 2.0
+FIRST_SUMS, SUMS_GROWTH = 1e4, 3.0
 
 #: ... up to this many, relaxed and conditioned (a conditioned one is run many times a round).
-MOST_RELAXED_SUMS, MOST_CONDITIONED_SUMS = 3e7, 3e5
+MOST_RELAXED_SUMS, MOST_CONDITIONED_SUMS = 3e7, 3e4
 
-#: The sums of a whole relaxation are not raised over this, some seconds.
-MOST_WORK = 1e9
+#: The sums of a whole relaxation are raised in any case up to some tenths of a second's, and never over some seconds'.
+EASY_WORK, MOST_WORK = 1e8, 1e9
 
 #: Sweeps before each round; conditioned eliminations at the round's prices, and within the limit.
 SWEEPS, AT_PRICES, WITHIN_LIMIT = 10, 3, 8
@@ -51,7 +51,10 @@ FIRST_STEP, SHORTER, PATIENCE, LEAST_STEP = 0.1, 0.7, 5, 0.01
 MOST_SETTLING = 20
 
 #: The logarithms of the prices of a round that strays from the present ones spread up to this much.
-STRAY = 1.0
+STRAY = 0.5
+
+#: ... and it is up to so many growths less thorough.
+STRAY_LESS = 3
 
 #: A round gains if it closes this share of the gap.
 LEAST_GAIN = 0.01
@@ -104,7 +107,8 @@ class PricedSearch:
                 self._stray()
             else:
                 self.sums, self.noise = self.most_sums, 0.0
-                if self._settle_prices(*self.round()) < MOST_WORK and since:
+                work = self._settle_prices(*self.round())
+                if work < EASY_WORK or (since and work < MOST_WORK):
                     self.most_sums = min(self.most_sums * SUMS_GROWTH, MOST_RELAXED_SUMS)
             longest_s = time.monotonic() - began
             left_s = self.best.objective_s - self.best.bound_s
@@ -113,7 +117,7 @@ class PricedSearch:
     def _stray(self) -> None:
         """A round at prices away from the present ones, in disturbed order, as thorough as chance has it."""
         kept = self.dual.price
-        self.sums = FIRST_SUMS * (self.most_sums / FIRST_SUMS) ** self._random.random()
+        self.sums = max(self.most_sums / SUMS_GROWTH ** (STRAY_LESS * self._random.random()), FIRST_SUMS)
         self.noise = 1.0
         luck = np.exp(STRAY * self._random.random() * self._random.standard_normal(len(kept)))
         self.dual.set_prices({peak: price * by for (peak, price), by in zip(kept.items(), luck.tolist(), strict=True)})
@@ -216,7 +220,7 @@ class PricedSearch:
         )  # fmt: skip
         if math.isnan(least_s):
             # The tables did not fit: less thorough from now on, and no bound this time.
-            self.most_sums = max(self.sums / SUMS_GROWTH**2, FIRST_SUMS)
+            self.most_sums = max(self.sums / SUMS_GROWTH, FIRST_SUMS)
             return -math.inf, int(MOST_WORK)
         return least_s - dual.refund_s - dual.noise_s, int(state[1])
 

@@ -51,6 +51,9 @@ CORE_REACH, CORE_GROWTH = 1e-5, 4.0
 #: A core with more of the pairs than this is not worth the detour.
 CORE_SHARE = 0.5
 
+#: Rounds of the first ascent of the dual bound.
+FIRST_ASCENT = 50
+
 #: The search at prices ends after so many rounds without gain, or where it is as close as cores need: a larger gap
 #: leaves too much in a core.  Exact rounds then have this part of the time that is left, before the search goes on.
 SEARCH_PATIENCE, CORES_GAP, CORES_TIME = 8, 0.02, 0.4
@@ -128,8 +131,8 @@ class Rounds:
             dual, self.lift, self.best, relative_gap=self.relative_gap, deadline=deadline, seed=self.engine.seed
         )
         # The first ascent knows nothing of what is open, the second does.
-        for _ in range(2):
-            search.offer(ascend(dual, self.best, self.relative_gap, deadline))
+        search.offer(ascend(dual, self.best, self.relative_gap, deadline, FIRST_ASCENT))
+        search.offer(ascend(dual, self.best, self.relative_gap, deadline))
         search.run(patience=SEARCH_PATIENCE, relative_gap=max(CORES_GAP, self.relative_gap))
         if self.best.closed(self.relative_gap):
             return True

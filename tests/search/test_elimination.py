@@ -143,3 +143,11 @@ def test_a_time_limit_leaves_the_best_so_far_of_a_large_problem(monkeypatch: pyt
     assert result.termination in (Termination.TIME_LIMIT, Termination.OPTIMAL)
     assert 0 < result.bound_s <= result.objective_s
     assert result.wall_s < 30
+
+
+def test_large_problems_give_the_same_answer_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "MOST_COLUMNS", 0)
+    for problem in (grid(6, 4, 0), grid(5, 5, 1)):
+        first, again = (ilp.solve(problem, seed=3) for _ in range(2))
+        assert first.termination is Termination.OPTIMAL
+        assert (first.assignment, first.bound_s) == (again.assignment, again.bound_s)
