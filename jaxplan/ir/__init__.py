@@ -1,5 +1,7 @@
 """What is computed: a step, traced to a frozen Graph."""
 
+from .accumulate import SUMS as SUMS
+from .accumulate import accumulating_ops as accumulating_ops
 from .flatten import call_of as call_of
 from .foreign_mesh import auto_mesh_of as auto_mesh_of
 from .foreign_mesh import spec_on as spec_on

@@ -11,6 +11,7 @@ from ..plans import Constraint
 from ..sharding import NONE, UNREDUCED, Layout, reshard_path, runs_locally
 from .kernels import LOCAL
 from .order import Orders
+from .pending import HELD, held_values
 
 
 def finished(row: np.ndarray) -> np.ndarray:
@@ -26,11 +27,13 @@ def planned_constraints(
 ) -> tuple[Constraint, ...]:
     """Pins where the plan communicates: pending sums are finished where they arise, operands resharded where read.
 
+    Sums that a loop accumulates stay pending, see `pending`: their layouts are written down, pending axes included.
     Operations that run in a `shard_map` of their own have all their operands and results written down, as its specs.
     A loop's carry and stacked results are pinned too: they have one layout for the whole loop, which propagation
     would take from whichever end it reaches first.
     """
     producers = graph.producers()
+    held = held_values(graph, values, reads)
     pins: dict[tuple[Site, Layout], Constraint] = {}
 
     def pin(site: Site | None, layout: Layout, value: int, source: str, primitive: str, why: str) -> None:
@@ -46,7 +49,7 @@ def planned_constraints(
 
     for value, row in values.items():
         producer = producers[value]
-        if producer < 0:
+        if producer < 0 or value in held:
             continue
         op = graph.ops[producer]
         at_edge = op.primitive in ("carry_init", "scan_stack")
@@ -60,10 +63,45 @@ def planned_constraints(
         at_maker = values.get(value)
         if at_maker is None or at_maker.tobytes() == row.tobytes():
             continue  # nothing moves
+        if value in held and (row == UNREDUCED).any():
+            continue
         for step in reshard_path(finished(at_maker), row):
             layout = orders.on_the_way(value, index, position, step, len(graph.values[value].shape))
             pin(op.sites[position], layout, value, op.source, op.primitive, "reshard")
-    return (*pins.values(), *_local_specs(graph, values, reads, orders))
+    written = [*_local_specs(graph, values, reads, orders), *_held_layouts(graph, values, reads, orders, held)]
+    return (*pins.values(), *written)
+
+
+def _constraint(op: Op, site: Site | None, layout: Layout, shape: tuple[int, ...], why: str) -> list[Constraint]:
+    if site is None:
+        return []
+    return [
+        Constraint(site=site, layout=layout, source=op.source, primitive=op.primitive, shape=shape, why=why)
+    ]
+
+
+def _held_layouts(
+    graph: Graph,
+    values: Mapping[int, np.ndarray],
+    reads: Mapping[tuple[int, int], np.ndarray],
+    orders: Orders,
+    held: frozenset[int],
+) -> list[Constraint]:
+    """The layouts of held values, of held operands, and of the operands of the products that make them."""
+    found: list[Constraint] = []
+    for op in graph.ops:
+        for value in held.intersection(op.results):
+            shape = graph.values[value].shape
+            layout = orders.layout("value", value, 0, values[value], len(shape))
+            found += _constraint(op, graph.values[value].site, layout, shape, HELD)
+            rows = [reads[op.index, i] for i in range(len(op.operands))]
+            handed_on = any((row == UNREDUCED).any() for row in rows)
+            for i, row in enumerate(rows):
+                if not handed_on or (row == UNREDUCED).any():
+                    shape = graph.values[op.operands[i]].shape
+                    layout = orders.layout("read", op.index, i, row, len(shape))
+                    found += _constraint(op, op.sites[i], layout, shape, HELD)
+    return found
 
 
 def _local_specs(
@@ -76,13 +114,8 @@ def _local_specs(
 
     def add(op: Op, site: Site | None, kind: str, index: int, position: int, row: np.ndarray, value: int) -> None:
         shape = graph.values[value].shape
-        if site is not None and shape:
-            layout = orders.layout(kind, index, position, row, len(shape))
-            specs.append(
-                Constraint(
-                    site=site, layout=layout, source=op.source, primitive=op.primitive, shape=shape, why=LOCAL
-                )
-            )
+        if shape:
+            specs.extend(_constraint(op, site, orders.layout(kind, index, position, row, len(shape)), shape, LOCAL))
 
     for op in graph.ops:
         if runs_locally(op.primitive):

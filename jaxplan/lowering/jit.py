@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ from ..ir import Graph, Site, Traced
 from ..plans import Constraint
 from ..sharding import Layout
 from .kernels import local_layouts
+from .pending import HELD, finished
 from .repeats import Short
 from .replay import Replay
 
@@ -57,9 +58,10 @@ def planned_function(
 ) -> Callable[..., list[Any]]:
     """`leaves -> leaves`: the step with the plan's constraints written in; `mesh` has Auto axes."""
     replay = _replay(traced, constraints, mesh)
+    whole = range(len(traced.graph.outputs))
 
     def run(*leaves: Any) -> list[Any]:
-        return replay.run(traced.jaxpr, traced.consts, leaves)
+        return _finished(traced.graph, replay.run(traced.jaxpr, traced.consts, leaves), whole, mesh)
 
     run.__name__ = traced.name
     return run
@@ -67,10 +69,20 @@ def planned_function(
 
 def _replay(traced: Traced, constraints: Sequence[Constraint], mesh: Any) -> Replay:
     pins: dict[Site, tuple[NamedSharding, ...]] = {}
-    for constraint in constraints:
+    held = {c.site: c.layout for c in constraints if c.why == HELD}
+    for constraint in (c for c in constraints if c.why != HELD):
         pins[constraint.site] = (*pins.get(constraint.site, ()), sharding_of(mesh, constraint.layout))
     stated = own_constraints(traced.graph, mesh)
-    return Replay(pins, scopes_of(traced.graph), stated, mesh, local_layouts(constraints))
+    return Replay(pins, scopes_of(traced.graph), stated, mesh, local_layouts(constraints), held)
+
+
+def _finished(graph: Graph, results: Sequence[Any], positions: Iterable[int], mesh: Any) -> list[Any]:
+    """The step's results at `positions`, those that are sums in parts summed under their maker's name."""
+    producers = graph.producers()
+    return [
+        finished(result, mesh, f"{SCOPE}{producers[graph.outputs[position]]}")
+        for result, position in zip(results, positions, strict=True)
+    ]
 
 
 def lower_flat(
@@ -94,7 +106,7 @@ def lower_flat(
         replay = _replay(traced, constraints, mesh)
 
         def function(*leaves: Any) -> list[Any]:
-            return replay.run_short(short, leaves)
+            return _finished(traced.graph, replay.run_short(short, leaves), short.outputs, mesh)
 
         avals = [avals[p] for p in short.inputs]
         inputs, outputs = [inputs[p] for p in short.inputs], [outputs[p] for p in short.outputs]

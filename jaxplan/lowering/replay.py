@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.sharding import NamedSharding
 
-from .._jax import Literal, as_closed, equation_context
+from .._jax import Literal, as_closed, equation_context, scan_signature
 from ..ir import Site, call_of
 from ..sharding import Layout, runs_locally
 from .kernels import run_locally
 from .listing import KEPT_CALLS, seen_through
+from .pending import Held, finished, held_as, on_parts
 from .repeats import Short
 
 Pins = Mapping[Site, tuple[NamedSharding, ...]]
@@ -32,6 +34,7 @@ class Replay:
       constraints: (frame, equation) of the step's own `with_sharding_constraint` -> what it says on the plan's mesh.
         One that isn't here is left out.
       mesh, layouts: for operations that run in a `shard_map` of their own, see `kernels`.
+      held: the layouts of sums that stay in parts through a loop, see `pending`.
     """
 
     def __init__(
@@ -41,8 +44,10 @@ class Replay:
         constraints: Constraints,
         mesh: Any,
         layouts: Mapping[Site, Layout],
+        held: Mapping[Site, Layout],
     ) -> None:
         self._pins = pins
+        self._held = held
         self._scopes = scopes
         self._constraints = constraints
         self._mesh = mesh
@@ -60,11 +65,8 @@ class Replay:
             return atom.val if isinstance(atom, Literal) else env[atom]
 
         for position, eqn in enumerate(jaxpr.eqns):
-            operands = [
-                self._pin(Site(frame, "operand", position, i), read(atom), eqn)
-                for i, atom in enumerate(eqn.invars)
-            ]
             scope = self._scope(frame, position, eqn)
+            operands = self._read(eqn, position, map(read, eqn.invars), frame, scope)
             with equation_context(eqn, scope):
                 results = self._equation(eqn, position, operands, frame, scope)
             for i, (var, result) in enumerate(zip(eqn.outvars, results, strict=True)):
@@ -77,11 +79,9 @@ class Replay:
         env.update(zip((short.listing.arguments[p] for p in short.inputs), arguments, strict=True))
         for index in short.kept:
             frame, position, eqn, operands, results = short.listing.equations[index]
-            read = [
-                self._pin(Site(frame, "operand", position, i), env[short.instead.get((index, i), value)], eqn)
-                for i, value in enumerate(operands)
-            ]
             scope = self._scope(frame, position, eqn)
+            given = (env[short.instead.get((index, i), value)] for i, value in enumerate(operands))
+            read = self._read(eqn, position, given, frame, scope)
             with equation_context(eqn, scope):
                 made = self._equation(eqn, position, read, frame, scope)
             for i, (value, result) in enumerate(zip(results, made, strict=True)):
@@ -92,7 +92,23 @@ class Replay:
         """The name of an equation; a call that is seen through is nothing of its own."""
         return "" if seen_through(eqn) else self._scopes.get((frame, position), "")
 
+    def _read(
+        self, eqn: Any, position: int, values: Iterable[Any], frame: tuple[int, ...], scope: str
+    ) -> list[Any]:
+        """An equation's operands: pinned, and finished where it doesn't take sums in parts."""
+        loop_or_call = eqn.primitive.name in ("scan", "while") or call_of(eqn) is not None
+        takes_parts = loop_or_call or Site(frame, "result", position, 0) in self._held
+        operands = []
+        for i, value in enumerate(values):
+            if isinstance(value, Held) and not takes_parts:
+                with equation_context(eqn, scope):
+                    value = finished(value, self._mesh)
+            operands.append(self._pin(Site(frame, "operand", position, i), value, eqn))
+        return operands
+
     def _pin(self, site: Site, value: Any, eqn: Any = None) -> Any:
+        if isinstance(value, Held):  # laid out where it was made
+            return value
         for sharding in self._pins.get(site, ()):
             # what is moved here is moved for `eqn`: compiled programs then name the user's line, not this one
             with contextlib.nullcontext() if eqn is None else equation_context(eqn, ""):
@@ -111,17 +127,19 @@ class Replay:
         if called is not None and name not in KEPT_CALLS:
             arguments = [operands[i] for i in called.positions]
             return self.run(called.jaxpr, called.consts, arguments, inner)
-        if name in KEPT_CALLS or name == "scan":
-            changed = {"jaxpr": self._body(params["jaxpr"], inner)}
-        elif name == "while":
-            changed = {
-                "cond_jaxpr": self._body(params["cond_jaxpr"], (*inner, 0)),
-                "body_jaxpr": self._body(params["body_jaxpr"], (*inner, 1)),
-            }
-        elif name == "cond":
-            changed = {
-                "branches": tuple(self._body(b, (*inner, i)) for i, b in enumerate(params["branches"]))
-            }
+        if name == "scan":
+            return self._scan(eqn, operands, inner)
+        if name == "while":
+            return self._while(eqn, operands, inner)
+        if name in KEPT_CALLS:
+            body, tree = self._body(params["jaxpr"], inner, operands)
+            made = eqn.primitive.bind(*jax.tree.leaves(operands), **{**params, "jaxpr": body})
+            return jax.tree.unflatten(tree, made)
+        if name == "cond":
+            branches = enumerate(params["branches"])
+            changed = {"branches": tuple(self._whole_body(b, (*inner, i), operands[1:]) for i, b in branches)}
+        elif Site(frame, "result", position, 0) in self._held:
+            return [self._on_parts(eqn, position, operands, frame)]
         elif runs_locally(name):
             return run_locally(eqn, operands, frame, position, self._mesh, self._layouts, scope)
         else:
@@ -129,17 +147,90 @@ class Replay:
             return results if eqn.primitive.multiple_results else [results]
         return eqn.primitive.bind(*operands, **{**params, **changed})
 
-    def _body(self, body: Any, frame: tuple[int, ...]) -> Any:
-        """`body` (open or closed, as its primitive wants it) with the pins of `frame` and below written in."""
+    def _on_parts(self, eqn: Any, position: int, operands: list[Any], frame: tuple[int, ...]) -> Held:
+        bind = functools.partial(eqn.primitive.bind, **eqn.primitive.get_bind_params(eqn.params))
+        layouts = [self._held.get(Site(frame, "operand", position, i)) for i in range(len(operands))]
+        return on_parts(bind, operands, layouts, self._held[Site(frame, "result", position, 0)], self._mesh)
+
+    def _scan(self, eqn: Any, operands: list[Any], inner: tuple[int, ...]) -> Sequence[Any]:
+        """A loop whose carries and stacked results stay in parts where the plan says so."""
+        n_consts, n_carry, _, _ = scan_signature(eqn)
+        carries = {i: self._held.get(Site(inner, "enter", -1, n_consts + i)) for i in range(n_carry)}
+        stacks = {
+            i: self._held.get(Site(inner[:-1], "result", inner[-1], i)) for i in range(n_carry, len(eqn.outvars))
+        }
+        leaves = {
+            **carries,
+            **{i: x and Layout(dims=x.dims[1:], unreduced=x.unreduced) for i, x in stacks.items()},
+        }
+        entering = [self._brought(x, carries.get(i - n_consts)) for i, x in enumerate(operands)]
+        body, tree = self._body(eqn.params["jaxpr"], inner, entering, leaves, sliced=n_consts + n_carry)
+        made = eqn.primitive.bind(*jax.tree.leaves(entering), **{**eqn.params, "jaxpr": body})
+        results = jax.tree.unflatten(tree, made)
+        for i, layout in stacks.items():
+            if layout is not None:  # the loop puts its iterations first, before the parts
+                parts = jax.numpy.moveaxis(results[i].parts, 0, len(layout.unreduced))
+                results[i] = Held(parts, layout.unreduced, layout.dims)
+        return results
+
+    def _while(self, eqn: Any, operands: list[Any], inner: tuple[int, ...]) -> Sequence[Any]:
+        n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        first = n_cond + n_body
+        carries = {
+            i: self._held.get(Site((*inner, 1), "enter", -1, n_body + i)) for i in range(len(operands) - first)
+        }
+        entering = [self._brought(x, carries.get(i - first)) for i, x in enumerate(operands)]
+        cond, _ = self._body(eqn.params["cond_jaxpr"], (*inner, 0), [*entering[:n_cond], *entering[first:]])
+        body, tree = self._body(eqn.params["body_jaxpr"], (*inner, 1), entering[n_cond:], carries)
+        changed = {"cond_jaxpr": cond, "body_jaxpr": body}
+        made = eqn.primitive.bind(*jax.tree.leaves(entering), **{**eqn.params, **changed})
+        return jax.tree.unflatten(tree, made)
+
+    def _brought(self, value: Any, layout: Layout | None) -> Any:
+        """`value` in parts as `layout` says, finished where there is none."""
+        return finished(value, self._mesh) if layout is None else held_as(value, layout, self._mesh)
+
+    def _whole_body(self, body: Any, frame: tuple[int, ...], operands: Sequence[Any]) -> Any:
+        """A branch: its results are finished, as those of the other branches are."""
+        count = len(as_closed(body)[0].outvars)
+        return self._body(body, frame, operands, dict.fromkeys(range(count)))[0]
+
+    def _body(
+        self,
+        body: Any,
+        frame: tuple[int, ...],
+        operands: Sequence[Any],
+        leaving: Mapping[int, Layout | None] | None = None,
+        sliced: int | None = None,
+    ) -> tuple[Any, Any]:
+        """`body` (open or closed, as its primitive wants it) with the pins of `frame` and below written in.
+
+        Also the tree of its results, of which some are sums in parts: as `leaving` says by position, or as they come.
+        Operands from `sliced` on are given to it in slices.
+        """
         jaxpr, consts = as_closed(body)
-        shapes = [
-            jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in jaxpr.invars
-        ]
-        closed = jax.make_jaxpr(lambda *arguments: self.run(jaxpr, consts, arguments, frame))(*shapes)
+        shapes: list[Any] = []
+        for i, (v, operand) in enumerate(zip(jaxpr.invars, operands, strict=True)):
+            shape = jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type)
+            if isinstance(operand, Held) and (sliced is None or i < sliced):
+                parts = jax.ShapeDtypeStruct(operand.parts.shape, operand.parts.dtype)
+                shapes.append(Held(parts, operand.axes, operand.dims))
+            else:
+                shapes.append(shape)
+        flat, tree = jax.tree.flatten(shapes)
+
+        def run(*leaves: Any) -> list[Any]:
+            results = self.run(jaxpr, consts, jax.tree.unflatten(tree, leaves), frame)
+            if leaving is None:
+                return results
+            return [self._brought(x, leaving[i]) for i, x in enumerate(results)]
+
+        closed, out = jax.make_jaxpr(run, return_shape=True)(*flat)
+        out_tree = jax.tree.structure(out)
         if (
             jaxpr is body and as_closed(closed)[0] is not closed
         ):  # an open Jaxpr went in, an open one must come out
             if closed.consts:
                 raise AssertionError(f"a remat body captured {len(closed.consts)} constants")
-            return closed.jaxpr
-        return closed
+            return closed.jaxpr, out_tree
+        return closed, out_tree

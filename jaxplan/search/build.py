@@ -10,7 +10,18 @@ from typing import Any
 import numpy as np
 
 from ..cost import CostModel, device_bytes, source_values, traffic
-from ..ir import Graph, Op, Value, enclosing_stop, live_intervals, needed_until, settled_values, written_over
+from ..ir import (
+    SUMS,
+    Graph,
+    Op,
+    Value,
+    accumulating_ops,
+    enclosing_stop,
+    live_intervals,
+    needed_until,
+    settled_values,
+    written_over,
+)
 from ..sharding import NONE, UNREDUCED, Moves, Rule, Strategies, all_places, pieces, reachable, strategies
 from .problem import Edge, Node, StrategyProblem, Usage
 from .space import Allowed, Port, Space, graph_rules
@@ -40,10 +51,6 @@ def build(
     return builder.build(limit_bytes)
 
 
-_SUMS = frozenset({"add", "add_any"})
-"""Sums through which XLA itself delays an all_reduce (its pass AllReduceReassociate)."""
-
-
 class _Builder:
     def __init__(
         self,
@@ -63,6 +70,7 @@ class _Builder:
         self.producers = graph.producers()
         self.uses = graph.uses()
         self.around = enclosing_stop(graph)
+        self.accumulating = accumulating_ops(graph)
         self.nodes: list[Node] = []
         self.edges: list[Edge] = []
         self.usages: list[Usage] = []
@@ -143,7 +151,7 @@ class _Builder:
                     self.reads[op.index, position] = port
                     self._read(op, position, port, tied=False, trips=op.trips)
             return
-        options = self._strategies(rule, pending=op.primitive in _SUMS)
+        options = self._strategies(op, rule)
         costs = self._op_cost(op, rule, options)
         node = self._node(costs, f"{op.primitive} at {op.source}")
         self.node_op[node] = op.index
@@ -163,11 +171,14 @@ class _Builder:
         start, stop = self.around[op.index][-1]
         return next(x.trips for x in self.graph.loops if (x.start, x.stop) == (start, stop)) or 1.0
 
-    def _strategies(self, rule: Rule, *, pending: bool) -> Strategies:
-        key = ("strategies", id(rule))
+    def _strategies(self, op: Op, rule: Rule) -> Strategies:
+        """With sums left pending through additions, and through all that leads to a sum that a loop accumulates."""
+        pending = op.index in self.accumulating or (
+            op.primitive in SUMS and all(dims == rule.results[0] for dims in rule.operands)
+        )
+        key = ("strategies", id(rule), pending)
         if key not in self._cache:
-            whole = all(dims == rule.results[0] for dims in rule.operands)
-            options = strategies(rule, self.axes, pending=pending and whole)
+            options = strategies(rule, self.axes, pending=pending)
             left = _prune(options, self.cap)
             self.complete &= len(left) == len(options)
             self._cache[key] = dataclasses.replace(
@@ -180,7 +191,7 @@ class _Builder:
     def _op_cost(self, op: Op, rule: Rule, options: Strategies) -> np.ndarray:
         moved = (self.crossing.reads[op.index], self.crossing.writes[op.index])
         dtype = self.graph.values[op.operands[0]].dtype if op.operands else ""
-        key = ("cost", id(rule), op.trips, moved, dtype, op.primitive)
+        key = ("cost", id(rule), id(options), op.trips, moved, dtype, op.primitive)
         if key not in self._cache:
             seconds = self.model.op_seconds(op, rule, options, self.graph, self.crossing)
             self._cache[key] = self._shared(np.ascontiguousarray(seconds * op.trips, np.float64))

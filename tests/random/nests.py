@@ -259,6 +259,43 @@ def call(s: Scope) -> bool:
     return s.add(f"jit {program}", jax.jit(program), *operands)
 
 
+def accumulated(s: Scope) -> bool:
+    """Gradients added up in a loop's carry, microbatch by microbatch, perhaps layer by layer."""
+    found = with_dim(s)
+    weights = some(s, lambda t: is_real(t) and t.ndim > 0, 1, 2)
+    if found is None or not is_real(s.types[found[0]]) or s.types[found[0]].ndim < 2 or s.smooth:
+        return False
+    batch, types = found[0], [s.types[i] for i in weights]
+    slices = Type(s.types[batch].shape[1:], s.types[batch].dtype)
+    inner = body(s, [slices, *types], smooth=True, most=2)
+    program = inner.program(inner.latest(2))
+    start, layers, kept = s.choose([0.0, 0.0, 1.0]), s.choose([0, 0, 2]), s.flip()
+
+    def slope(x: Any, ws: Any) -> Any:
+        def loss(ws: Any) -> Any:
+            flat = x.reshape(-1, x.shape[-1])
+            products = [jnp.tanh(flat @ jnp.resize(w, (x.shape[-1], 4))) for w in ws]
+
+            def layer(h: Any, _: Any) -> Any:
+                return jnp.tanh(h @ jnp.resize(ws[0], (4, 4))), None
+
+            if layers:
+                repeated = jax.checkpoint(layer) if kept else layer
+                products.append(lax.scan(repeated, products[0], None, length=layers)[0])
+            return energy([*program(x, *ws), *products])
+
+        return jax.grad(loss)(ws)
+
+    def fn(xs: Any, *ws: Any) -> Any:
+        def micro(total: Any, x: Any) -> Any:
+            return jax.tree.map(jnp.add, total, slope(x, ws)), None
+
+        first = tuple(jnp.full_like(w, start) for w in ws)
+        return jax.tree.map(jnp.tanh, lax.scan(micro, first, xs)[0])
+
+    return s.add(f"accumulated from {start}, {layers} layers, remat={kept} {program}", fn, batch, *weights)
+
+
 def associative(s: Scope) -> bool:
     found = with_dim(s)
     if found is None or not (is_real(s.types[found[0]]) or s.types[found[0]].dtype == jnp.int32):
@@ -283,17 +320,5 @@ def each(s: Scope) -> bool:
 
 
 NESTS: tuple[Add, ...] = (
-    scan,
-    scan,
-    loop,
-    cond,
-    vmap,
-    grad,
-    grad,
-    jvp,
-    remat,
-    custom,
-    call,
-    associative,
-    each,
-)
+    scan, scan, loop, cond, vmap, grad, grad, jvp, remat, custom, call, associative, each, accumulated,
+)  # fmt: skip

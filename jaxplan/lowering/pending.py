@@ -1,0 +1,155 @@
+"""Sums that stay in parts through a loop: which values of a plan are held so, and arrays that are.
+
+XLA's programs know no pending sums: a product whose contraction is cut is reduced where it stands, in every iteration
+(XLA for TPU moves that out of the simplest loops, not where the sum is cut or added to another first; jax 0.10.2).
+So a sum that stays pending over an axis through a loop's carry is held in an array with one more dimension, a part for
+each device of the axis and cut over it; what is done to it is done to the parts; and after the loop they are summed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ..ir import Graph
+from ..sharding import UNREDUCED, Layout
+
+HELD = "held"
+"""`Constraint.why` of layouts of sums that stay pending, and of the operands of products that make them."""
+
+
+def held_values(
+    graph: Graph, values: Mapping[int, np.ndarray], reads: Mapping[tuple[int, int], np.ndarray]
+) -> frozenset[int]:
+    """The carries that are pending through their loop, and all pending values on the way into them."""
+    producers = graph.producers()
+    held: set[int] = set()
+    todo = []
+    for op in graph.ops:
+        if op.primitive == "carry_next":
+            after, carry = op.operands
+            if carry in values and (values[carry] == UNREDUCED).any():
+                held.add(carry)
+                todo.append(after)
+    while todo:
+        value = todo.pop()
+        if value in held or value not in values or not (values[value] == UNREDUCED).any():
+            continue
+        held.add(value)
+        op = graph.ops[producers[value]]
+        todo += [v for i, v in enumerate(op.operands) if (reads[op.index, i] == UNREDUCED).any()]
+    return frozenset(held)
+
+
+@jax.tree_util.register_pytree_node_class
+class Held:
+    """A sum in parts: `parts` has a leading dimension for each of `axes`, cut over it, before the sum's own `dims`."""
+
+    def __init__(self, parts: Any, axes: tuple[str, ...], dims: tuple[tuple[str, ...], ...]) -> None:
+        self.parts, self.axes, self.dims = parts, axes, dims
+
+    def tree_flatten(self) -> tuple[tuple[Any], tuple[Any, ...]]:
+        return (self.parts,), (self.axes, self.dims)
+
+    @classmethod
+    def tree_unflatten(cls, aux: tuple[Any, ...], children: Sequence[Any]) -> Held:
+        return cls(children[0], *aux)
+
+
+def _placed(parts: Any, layout: Layout, mesh: Any) -> Held:
+    entries = [axes or None for axes in layout.dims]
+    spec = PartitionSpec(*layout.unreduced, *entries)
+    parts = jax.lax.with_sharding_constraint(parts, NamedSharding(mesh, spec))
+    return Held(parts, layout.unreduced, layout.dims)
+
+
+def held_as(value: Any, layout: Layout, mesh: Any) -> Held:
+    """`value` in parts over the layout's pending axes; what is not a sum yet is its own first part, others are zero."""
+    if isinstance(value, Held):
+        gone = tuple(i for i, axis in enumerate(value.axes) if axis not in layout.unreduced)
+        parts = _summed(value.parts, gone)
+        kept = [axis for axis in value.axes if axis in layout.unreduced]
+        order = [kept.index(axis) for axis in layout.unreduced]
+        rest = range(len(order), parts.ndim)
+        return _placed(jnp.transpose(parts, (*order, *rest)), layout, mesh)
+    count = len(layout.unreduced)
+    sizes = tuple(mesh.shape[axis] for axis in layout.unreduced)
+    first = functools.reduce(
+        jnp.logical_and,
+        (jax.lax.broadcasted_iota(np.int32, (*sizes, *(1,) * value.ndim), i) == 0 for i in range(count)),
+    )
+    return _placed(jnp.where(first, value, jnp.zeros((), value.dtype)), layout, mesh)
+
+
+def finished(value: Any, mesh: Any, scope: str = "") -> Any:
+    """The sum of the parts, laid out as they are, made under the name `scope`; what is not held as it is."""
+    if not isinstance(value, Held):
+        return value
+    spec = PartitionSpec(*(axes or None for axes in value.dims))
+    with jax.named_scope(scope) if scope else contextlib.nullcontext():
+        total = _summed(value.parts, tuple(range(len(value.axes))))
+        return jax.lax.with_sharding_constraint(total, NamedSharding(mesh, spec))
+
+
+def _summed(parts: Any, over: tuple[int, ...]) -> Any:
+    return jnp.sum(parts, axis=over, dtype=parts.dtype) if over else parts
+
+
+def on_parts(
+    bind: Callable[..., Any], operands: Sequence[Any], layouts: Sequence[Layout | None], result: Layout, mesh: Any
+) -> Held:
+    """A linear operation on a sum in parts, or the product whose contraction makes the parts.
+
+    Args:
+      layouts: of the operands that are held pending; or, of a product, of all its operands: an axis of the result's
+        pending ones that cuts a dimension of an operand makes the parts of that dimension.
+    """
+    if any(layout is not None and layout.unreduced for layout in layouts):
+        parts = [
+            held_as(x, layout, mesh).parts if layout is not None and layout.unreduced else finished(x, mesh)
+            for x, layout in zip(operands, layouts, strict=True)
+        ]
+        leading = [layout is not None and bool(layout.unreduced) for layout in layouts]
+        mapped = [[0 if is_held else None for is_held in leading]] * len(result.unreduced)
+    else:
+        split = [
+            _split(finished(x, mesh), layout, result.unreduced, mesh)
+            for x, layout in zip(operands, layouts, strict=True)
+        ]
+        parts = [x for x, _ in split]
+        mapped = [[0 if axis in axes else None for _, axes in split] for axis in result.unreduced]
+    for in_axes in reversed(mapped):
+        bind = jax.vmap(bind, in_axes=tuple(in_axes))
+    return _placed(bind(*parts), result, mesh)
+
+
+def _split(
+    x: Any, layout: Layout | None, pending: tuple[str, ...], mesh: Any
+) -> tuple[Any, frozenset[str]]:
+    """`x` with the dimensions that `pending` axes cut taken apart, their devices leading in the order of `pending`."""
+    if layout is None:
+        return x, frozenset()
+    shape: list[int] = []
+    front: dict[str, int] = {}
+    entries: list[Any] = []
+    for extent, axes in zip(x.shape, layout.dims, strict=True):
+        mine = [axis for axis in axes if axis in pending]
+        for axis in mine:
+            front[axis] = len(shape)
+            shape.append(mesh.shape[axis])
+            entries.append(axis)
+            extent //= mesh.shape[axis]
+        shape.append(extent)
+        entries.append(tuple(axis for axis in axes if axis not in pending) or None)
+    order = [front[axis] for axis in pending if axis in front]
+    order += [d for d in range(len(shape)) if d not in order]
+    apart = jnp.transpose(x.reshape(shape), order)
+    spec = PartitionSpec(*(entries[d] for d in order))
+    return jax.lax.with_sharding_constraint(apart, NamedSharding(mesh, spec)), frozenset(front)

@@ -1,0 +1,139 @@
+"""Gradients that a loop accumulates are synchronised once, after the loop, where that is cheaper; and are right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+import jaxplan
+from jaxplan.ir import accumulating_ops, trace
+from jaxplan.lowering import compiled_collectives
+
+RANDOM = np.random.default_rng(0)
+STEPS, WIDTH, LAYERS = 4, 64, 3
+PARAMS = {
+    "embed": RANDOM.normal(size=(WIDTH, WIDTH)).astype(np.float32),
+    "layers": (RANDOM.normal(size=(LAYERS, WIDTH, WIDTH)) * 0.1).astype(np.float32),
+    "head": RANDOM.normal(size=(WIDTH, WIDTH)).astype(np.float32),
+}
+BATCH = RANDOM.normal(size=(STEPS, 64, WIDTH)).astype(np.float32)
+
+
+def loss(params: Any, x: Any, *, remat: bool = False, dtype: Any = jnp.float32) -> Any:
+    def layer(h: Any, w: Any) -> Any:
+        return jnp.tanh(h @ w), None
+
+    params, x = jax.tree.map(lambda a: a.astype(dtype), (params, x))
+    hidden, _ = lax.scan(jax.checkpoint(layer) if remat else layer, x @ params["embed"], params["layers"])
+    return ((hidden @ params["head"]).astype(jnp.float32) ** 2).mean()
+
+
+def stepped(accumulate: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
+    def step(params: Any, batch: Any) -> Any:
+        def gradient(x: Any) -> Any:
+            grads = jax.grad(lambda p: loss(p, x, **settings))(params)
+            return jax.tree.map(lambda g: g.astype(jnp.float32), grads)
+
+        total = accumulate(gradient, params, batch)
+        return jax.tree.map(lambda p, g: p - 0.01 * g, params, total)
+
+    return step
+
+
+def by_scan(gradient: Any, params: Any, batch: Any, start: float = 0.0) -> Any:
+    first = jax.tree.map(lambda p: jnp.full_like(p, start), params)
+    return lax.scan(lambda total, x: (jax.tree.map(jnp.add, total, gradient(x)), None), first, batch)[0]
+
+
+def by_fori(gradient: Any, params: Any, batch: Any) -> Any:
+    def body(i: Any, total: Any) -> Any:
+        return jax.tree.map(jnp.add, total, gradient(batch[i]))
+
+    return lax.fori_loop(0, STEPS, body, jax.tree.map(jnp.zeros_like, params))
+
+
+def by_nested_scan(gradient: Any, params: Any, batch: Any) -> Any:
+    def outer(total: Any, xs: Any) -> Any:
+        return jax.tree.map(jnp.add, total, by_scan(gradient, params, xs)), None
+
+    pairs = batch.reshape(2, STEPS // 2, *batch.shape[1:])
+    return lax.scan(outer, jax.tree.map(jnp.zeros_like, params), pairs)[0]
+
+
+PROGRAMS = {
+    "scan": stepped(by_scan),
+    "from ones": stepped(lambda *args: by_scan(*args, start=1.0)),
+    "fori": stepped(by_fori),
+    "remat": stepped(by_scan, remat=True),
+    "bf16": stepped(by_scan, dtype=jnp.bfloat16),
+    "nested": stepped(by_nested_scan),
+}
+WHOLE = {f"params/{name}": P() for name in PARAMS} | {"batch": P(None, ("data", "model"))}
+
+
+def planned(fn: Callable[..., Any], mesh: Mesh, hardware: str) -> jaxplan.ShardedStep:
+    options = {"compare_templates": False}
+    return jaxplan.auto_shard(fn, mesh, constraints=WHOLE, options=options, hardware=hardware)
+
+
+def sums(collectives: Iterable[Any]) -> list[Any]:
+    """Those that sum tensors, rather than a few numbers, over the axis that only the batch and gradients know."""
+    kinds = ("all_reduce", "reduce_scatter")
+    return [c for c in collectives if c.kind in kinds and "data" in c.axes and c.bytes > 1024]
+
+
+def compiled_sums(step: jaxplan.ShardedStep, mesh: Mesh, *args: Any) -> list[Any]:
+    text = step.lower(*args).compile().as_text()
+    return sums(compiled_collectives(text, tuple(mesh.shape.items())))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_gradients_are_synchronised_once_and_are_right(name: str, mesh_4x2: Mesh) -> None:
+    fn = PROGRAMS[name]
+    step = planned(fn, mesh_4x2, "cpu-host")
+    for found in (sums(step.plan(PARAMS, BATCH).collectives), compiled_sums(step, mesh_4x2, PARAMS, BATCH)):
+        assert found and all(c.trips == 1 for c in found)
+    mine, theirs = (jax.tree.leaves(run(PARAMS, BATCH)) for run in (step, jax.jit(fn)))
+    within = 1e-2 if name == "bf16" else 1e-5
+    for a, b in zip(mine, theirs, strict=True):
+        np.testing.assert_allclose(a, b, rtol=within, atol=within)
+
+
+def found(fn: Callable[..., Any], *args: Any) -> set[str]:
+    graph = trace(fn, args, {}).graph
+    return {graph.ops[i].primitive for i in accumulating_ops(graph)}
+
+
+def test_only_what_is_added_to_is_accumulated() -> None:
+    xs = np.ones((4, 8, 8), np.float32)
+
+    def loop(after: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
+        return lambda xs: lax.scan(lambda c, x: (after(c, x), None), jnp.zeros((8, 8)), xs)[0]
+
+    assert found(loop(lambda c, x: c + x @ x.T), xs) == {"carry_init", "add"}
+    assert found(loop(lambda c, x: (x @ x).T + (c + x @ x)), xs) == {"carry_init", "add", "transpose"}
+    for no_sum in (
+        lambda c, x: c + jnp.sin(x @ x),  # not linear in the product
+        lambda c, x: c * 0.9 + x @ x,  # not only added to
+        lambda c, x: c + c @ x,  # read otherwise
+        lambda c, x: c + x,  # no product
+        lambda c, x: (c + x @ x) + (c + x @ x),
+    ):
+        assert found(loop(no_sum), xs) == set()
+
+
+@pytest.mark.aot_tpu
+def test_the_tpu_compiler_sums_after_the_loop(tpu_topology: Callable[[str], Any]) -> None:
+    mesh = Mesh(np.array(tpu_topology("v5e:2x4").devices).reshape(4, 2), ("data", "model"))
+    wide = [jax.ShapeDtypeStruct((*x.shape[:-2], 1024, 1024), x.dtype) for x in (*PARAMS.values(), BATCH)]
+    params = dict(zip(PARAMS, wide, strict=False))
+    found = compiled_sums(planned(PROGRAMS["remat"], mesh, "tpu-v5e"), mesh, params, wide[-1])
+    assert found and all(c.trips == 1 for c in found)
