@@ -113,8 +113,11 @@ def is_key_dtype(dtype: Any) -> bool:
 def dtype_bytes(dtype: Any) -> float:
     """Bytes of one element: 0.5 for int4, 1 for bool and fp8, 8 for a threefry key.
 
-    Sub-byte types are counted packed, as XLA stores them on TPU and GPU.
+    Sub-byte types are counted packed, as XLA stores them on TPU and GPU; float0, the type of whole numbers'
+    derivatives, takes nothing.
     """
+    if dtype == jax.dtypes.float0:
+        return 0.0
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         return float(dtype.itemsize)
     return _itemsize_bits(jax.numpy.dtype(dtype)) / 8

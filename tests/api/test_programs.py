@@ -108,6 +108,15 @@ def sine(x: Any) -> Any:
 
 sine.defvjp(lambda x: (jnp.sin(x), x), lambda saved, g: (g * jnp.cos(saved),))
 
+
+
+@jax.custom_jvp
+def times(x: Any, n: Any) -> Any:
+    return x * n
+
+
+times.defjvp(lambda primals, tangents: (times(*primals), tangents[0] * primals[1]))
+
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "adamw": trained(optax.adamw(1e-3)),
     "adafactor": trained(optax.adafactor(1e-3, min_dim_size_to_factor=8)),
@@ -134,6 +143,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "scatter": (lambda x, i: (x.at[i].add(x[i]), x.at[i].set(1.0), x.at[:, 3].max(1.0)), (X, ROWS)),
     "segment sum": (lambda x, i: jax.ops.segment_sum(x, i, 8), (X, RANDOM.integers(0, 8, 64).astype(np.int32))),
     "custom vjp": (lambda w, x: jax.grad(lambda w: sine(x @ w).sum())(w), (V, X)),
+    "whole numbers' derivative": (lambda x, n: jax.grad(lambda x: times(x, n).sum())(x), (X[:, :4], PLACES)),
     "remat and scan": (rematerialised, (STACK, X)),
     "nested scan": (nested, (STACK, X)),
     "gather by row": (lambda x, i: jax.vmap(lambda a, b: a[b])(x, i), (X, PLACES)),
