@@ -169,7 +169,7 @@ LARGE = drawn(lines=5, depth=2)
 
 
 @settings(max_examples=100, suppress_health_check=QUIET, phases=NOT_SHRUNK)
-@given(**drawn(lines=3, depth=1))
+@given(**drawn(lines=2, depth=1))
 def test_a_small_random_program_equals_its_unsharded_run(
     step: tuple[Program, int], sizes: dict[str, int], seed: int, search: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
