@@ -17,18 +17,17 @@ from ..sharding import MeshAxes, Rule
 def input_kinds(graph: Graph, rules: Sequence[Rule]) -> tuple[str, ...]:
     """For every input: "parameter", "optimizer", "state" or "batch".
 
-    State comes back as a result.  A parameter is floating-point state that reaches a matrix product; what only
-    reaches the next state (moments, averages) is optimizer state.
+    State comes back as a result.  A parameter is floating-point state that reaches a matrix product and, where the step
+    returns more than state (a loss), reaches that too: momentum that is orthogonalised or projected meets matrix
+    products, but no loss depends on it.  What only reaches the next state (moments, averages) is optimizer state.
     """
-    reaches = [False] * len(graph.values)
-    for _ in range(2):  # twice: a loop's carry is read before its next value is made
-        for op, rule in zip(reversed(graph.ops), reversed(rules), strict=True):
-            onward = rule.matmul or any(reaches[v] for v in op.results)
-            if op.primitive == "carry_next":
-                onward = reaches[op.operands[1]]
-            if onward:
-                for value in op.operands:
-                    reaches[value] = True
+    to_products = _reaching(graph, (), [rule.matmul for rule in rules])
+    nowhere = [False] * len(graph.ops)
+    is_state = {o for _, o in graph.aliases}
+    to_results = _reaching(graph, [v for o, v in enumerate(graph.outputs) if o not in is_state], nowhere)
+    if not any(to_results[graph.inputs[i]] for i, _ in graph.aliases):
+        to_results = [True] * len(graph.values)
+    reaches = [product and result for product, result in zip(to_products, to_results, strict=True)]
     comes_back = {i for i, _ in graph.aliases}
     kinds = []
     for position, value in enumerate(graph.inputs):
@@ -40,6 +39,22 @@ def input_kinds(graph: Graph, rules: Sequence[Rule]) -> tuple[str, ...]:
         else:
             kinds.append("parameter" if reaches[value] else "optimizer")
     return tuple(kinds)
+
+
+def _reaching(graph: Graph, ends: Sequence[int], ending: Sequence[bool]) -> list[bool]:
+    """For every value: whether one of the values `ends`, or an operation that is `ending`, depends on it."""
+    reaches = [False] * len(graph.values)
+    for value in ends:
+        reaches[value] = True
+    for _ in range(2):  # twice: a loop's carry is read before its next value is made
+        for op, is_end in zip(reversed(graph.ops), reversed(ending), strict=True):
+            onward = is_end or any(reaches[v] for v in op.results)
+            if op.primitive == "carry_next":
+                onward = reaches[op.operands[1]]
+            if onward:
+                for value in op.operands:
+                    reaches[value] = True
+    return reaches
 
 
 def template_pins(name: str, graph: Graph, kinds: Sequence[str], axes: MeshAxes) -> dict[int, Allowed] | None:
