@@ -17,6 +17,9 @@ from .errors import RuleError as RuleError
 from .errors import SolverError as SolverError
 from .errors import TargetError as TargetError
 from .errors import TraceError as TraceError
+from .frontier import Frontier as Frontier
+from .frontier import FrontierPoint as FrontierPoint
+from .frontier import frontier as frontier
 from .hardware import CompileTarget as CompileTarget
 from .hardware import target as target
 from .inspection import Audit as Audit

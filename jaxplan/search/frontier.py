@@ -18,20 +18,20 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from ..errors import SolverError
 from .evaluate import Evaluator
-from .frontier_tables import Points, combine
 from .problem import Bools, Floats, Ints, StrategyProblem
 from .reduce import reduce
 
 #: Time steps that a point carries; dominance in so many rows is rare, so frontiers grow with each.
 MOST_ROWS = 3
 
-#: Entries that a table may have before its last node is minimised out: beyond it the kernel takes minutes.
-MOST_ENTRIES = 4_000_000
+#: Entries of a table, and sums of two points that making it may take: beyond these the kernel takes minutes.
+MOST_ENTRIES, MOST_SUMS = 1_000_000, 100_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +85,26 @@ class Tradeoff:
         return worst
 
 
+class Points(NamedTuple):
+    """The frontiers of a table.
+
+    Attributes:
+      begin: `int64[entries + 1]`; seconds: `float64[points]`; bytes, low: `int64[points, rows]`.
+      left, right: `int64[points]`, the points of two other tables that each is the sum of.
+      choice: `int64[points]`, the strategy of the node that was eliminated.
+    """
+
+    begin: Ints
+    seconds: Floats
+    bytes: Ints
+    low: Ints
+    left: Ints
+    right: Ints
+    choice: Ints
+
+
 class TooWide(SolverError):
-    """A table would have more than `MOST_ENTRIES` entries."""
+    """A table would have more than `MOST_ENTRIES` entries, or take more than `MOST_SUMS` sums."""
 
 
 @dataclass(frozen=True)
@@ -228,12 +246,25 @@ class _Elimination:
                 f"frontier tables over {len(scope)} nodes together would have {entries} entries, more than "
                 f"{MOST_ENTRIES}: the problem's graph is too dense for elimination"
             )
+        # compiled code, and what compiles it, are loaded by those who need them
+        from .frontier_tables import combine
+
         first, first_stride = self._entries(left, scope, node)
         second, second_stride = self._entries(right, scope, node)
         a, b = left.points, right.points
+        choices = self.sizes[node] if node >= 0 else 1
+        many, others = np.diff(a.begin), np.diff(b.begin)
+        sums = sum(
+            int(many[first + i * first_stride] @ others[second + i * second_stride]) for i in range(choices)
+        )
+        if sums > MOST_SUMS:
+            raise TooWide(
+                f"a frontier table over {len(scope)} nodes together would take {sums} sums, more than {MOST_SUMS}: "
+                "the problem has too many trade-offs for elimination"
+            )
         points = combine(
             a.begin, a.seconds, a.bytes, a.low, first, first_stride, b.begin, b.seconds, b.bytes, b.low, second,
-            second_stride, self.sizes[node] if node >= 0 else 1, self.width,
+            second_stride, choices, self.width,
         )  # fmt: skip
         return _Table(scope, Points(*points), node, left, right)
 

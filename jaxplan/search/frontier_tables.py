@@ -7,32 +7,12 @@ their first row of bytes (which is strictly increasing, and the seconds strictly
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-
-
-class Points(NamedTuple):
-    """The frontiers of a table.
-
-    Attributes:
-      begin: `int64[entries + 1]`; seconds: `float64[points]`; bytes, low: `int64[points, rows]`.
-      left, right: `int64[points]`, the points of two other tables that each is the sum of.
-      choice: `int64[points]`, the strategy of the node that was eliminated.
-    """
-
-    begin: Ints
-    seconds: Floats
-    bytes: Ints
-    low: Ints
-    left: Ints
-    right: Ints
-    choice: Ints
 
 
 @njit(cache=True, nogil=True)

@@ -1,0 +1,178 @@
+"""`jaxplan.frontier`: every plan of a step that no other one beats in both time and memory.
+
+First by exact elimination over frontier tables (`search.frontier`); where the problem's graph is too dense for tables,
+by searches under ever other budgets (`search.sweep`).  Either works on what the search prices and on its memory rows;
+each assignment found is then simulated on the whole timeline, resharded copies included, and those that another one
+beats there are dropped.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import jax
+
+from ..api import (
+    Found,
+    Options,
+    Pipeline,
+    as_options,
+    finished_plan,
+    model_of,
+    pins_of,
+    shape_of,
+    stated_orders,
+    target_of,
+)
+from ..errors import ArgumentError, InfeasibleError
+from ..ir import trace
+from ..plans import Plan
+from ..search import (
+    SearchResult,
+    Space,
+    StrategyProblem,
+    Termination,
+    TooWide,
+    Tradeoff,
+    TradeoffPoint,
+    decide,
+    least_peak,
+    solve,
+    sweep_frontier,
+    trace_frontier,
+)
+from .points import Frontier, FrontierPoint
+
+_BUDGET_SEARCH_S = 10.0
+"""Seconds that one budget of a sweep may take."""
+
+
+def frontier(
+    train_step: Callable[..., Any],
+    mesh: Any,
+    *shapes: Any,
+    eps: float = 1e-3,
+    time_limit_s: float = 60.0,
+    donate_argnums: int | Sequence[int] = (),
+    hardware: Any = None,
+    constraints: Mapping[str, Any] | None = None,
+    options: Options | Mapping[str, Any] | None = None,
+) -> Frontier:
+    """The frontier of step time and peak memory of a step on a mesh.
+
+    Args:
+      shapes: the step's arguments, arrays or ShapeDtypeStructs.
+      eps: plans whose peaks (or, in a sweep, times) differ by less, relatively, are not parted.
+      time_limit_s: of a sweep; no search begins after it.
+      donate_argnums, hardware, constraints, options: as of `auto_shard`.
+
+    Raises:
+      ArgumentError: `eps` or `time_limit_s` is negative.  InfeasibleError: no plan at all.  What planning raises.
+    """
+    if eps < 0 or time_limit_s < 0:
+        raise ArgumentError(f"eps={eps} and time_limit_s={time_limit_s} must not be negative")
+    chosen = as_options(options)
+    target = target_of(mesh, hardware)
+    donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
+    shaped = tuple(jax.tree.map(shape_of, shape) for shape in shapes)
+    traced = trace(
+        train_step, shaped, {}, donate_argnums=donated, while_trips=chosen.while_trips, axes=target.axes
+    )
+    input_pins, output_pins, said = pins_of(traced, target.axes, constraints)
+    orders = {**stated_orders(traced.graph, target.axes), **said}
+    memory_bytes = target.profile.usable_bytes
+    say = _speaker(chosen)
+    pipeline = Pipeline(
+        traced, target, model_of(target, chosen), memory_bytes, chosen, output_pins, orders, say
+    )
+    space = pipeline.space(input_pins)
+    tradeoff, method = _tradeoff(space.problem, eps, time_limit_s, chosen.seed, say)
+    points = _points(pipeline, space, tradeoff)
+    if not points:
+        raise InfeasibleError(
+            f"no plan for `{traced.name}`: every assignment is forbidden by its constraints"
+        )
+    return Frontier(
+        name=traced.name,
+        mesh=", ".join(f"{name}={size}" for name, size in target.axes),
+        hardware=target.profile.name,
+        memory_bytes=memory_bytes,
+        points=points,
+        method=method,
+        eps=eps,
+    )
+
+
+def _tradeoff(
+    problem: StrategyProblem, eps: float, time_limit_s: float, seed: int, say: Callable[[str], None]
+) -> tuple[Tradeoff, str]:
+    try:
+        found = trace_frontier(problem, width=eps)
+        return found, f"by elimination over {found.rows} time steps"
+    except TooWide:
+        say("the problem is too dense for frontier tables: sweeping budgets")
+
+    def search(limited: StrategyProblem, start: tuple[int, ...]) -> SearchResult:
+        return solve(
+            limited,
+            time_limit_s=_BUDGET_SEARCH_S,
+            relative_gap=max(eps / 10, 1e-6),
+            seed=seed,
+            hint=start or None,
+        )
+
+    count = 0
+
+    def tell(searched: int, width: float) -> None:
+        nonlocal count
+        count = searched
+        say(f"{searched} budgets searched; widest gap left {width:.2g}")
+
+    found = sweep_frontier(
+        problem, search, least_peak(problem), eps=eps, time_limit_s=time_limit_s, on_point=tell
+    )
+    return found, f"by {count} searches under different budgets"
+
+
+def _points(pipeline: Pipeline, space: Space, tradeoff: Tradeoff) -> tuple[FrontierPoint, ...]:
+    """The points with their peaks as simulated, less those that another one beats then."""
+    simulated = []
+    for point in tradeoff.points:
+        decision = decide(space, point.assignment)
+        memory = pipeline.simulate(decision)
+        found = Found(space=space, result=_result(point, tradeoff), decision=decision, memory=memory)
+        simulated.append((memory.peak_bytes, point.objective_s, found))
+    kept: list[FrontierPoint] = []
+    for peak_bytes, step_s, found in sorted(simulated, key=lambda row: row[:2]):
+        if kept and step_s >= kept[-1].step_s:
+            continue
+        bound_s = min(found.result.bound_s, step_s)
+        kept.append(
+            FrontierPoint(step_s=step_s, peak_bytes=peak_bytes, bound_s=bound_s, make=_maker(pipeline, found))
+        )
+    return tuple(kept)
+
+
+def _result(point: TradeoffPoint, tradeoff: Tradeoff) -> SearchResult:
+    bound_s = tradeoff.bound_at(point.peak_bytes)
+    proved = bound_s >= point.objective_s * (1 - 1e-9)
+    return SearchResult(
+        assignment=point.assignment, objective_s=point.objective_s, bound_s=min(bound_s, point.objective_s),
+        termination=Termination.OPTIMAL if proved else Termination.FEASIBLE, peak_bytes=point.peak_bytes, wall_s=0.0,
+    )  # fmt: skip
+
+
+def _maker(pipeline: Pipeline, found: Found) -> Callable[[], Plan]:
+    @cache
+    def make() -> Plan:
+        return finished_plan(pipeline, pipeline.checked("frontier", found), {}, 0.0)
+
+    return make
+
+
+def _speaker(options: Options) -> Callable[[str], None]:
+    show = sys.stderr.isatty() if options.progress is None else options.progress
+    return (lambda text: print(f"jaxplan: {text}", file=sys.stderr, flush=True)) if show else (lambda _: None)

@@ -1,0 +1,174 @@
+"""The Frontier value: its points, which of them answers a wish, and its forms as text, JSON and picture."""
+
+from __future__ import annotations
+
+import json
+import os
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ..errors import ArgumentError, InfeasibleError, PlanFileError
+from ..plans import Plan
+from ..units import format_bytes, format_seconds, parse_bytes
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontierPoint:
+    """One plan that no other one found beats in both.
+
+    Attributes:
+      step_s, peak_bytes: what the search prices a step at, and the peak of its simulated memory on one device.
+      bound_s: nothing that the search's memory rows let into these bytes is faster.
+      make: makes the plan; None in a frontier read from a file.
+    """
+
+    step_s: float
+    peak_bytes: int
+    bound_s: float
+    make: Callable[[], Plan] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan, checked against the partitioner now.
+
+        Raises:
+          ArgumentError: the frontier was read from a file.
+        """
+        if self.make is None:
+            raise ArgumentError(
+                "a frontier read from a file has no plans: make this one with "
+                f"jaxplan.plan(..., memory_budget={self.peak_bytes})"
+            )
+        return self.make()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frontier:
+    """Plans by increasing memory and decreasing time, both strictly.
+
+    Attributes:
+      name: of the step; mesh, hardware: in words; memory_bytes: what one device has for a program.
+      points: at least one.
+      method: how they were found, in words.
+      eps: points nearer than this, relatively, were not parted.
+    """
+
+    name: str
+    mesh: str
+    hardware: str
+    memory_bytes: int
+    points: tuple[FrontierPoint, ...]
+    method: str
+    eps: float
+
+    def at_memory(self, budget: int | str) -> FrontierPoint:
+        """The fastest point within a budget, in bytes or as "12GiB".
+
+        Raises:
+          InfeasibleError: no point is; says the smallest peak that is reached.
+        """
+        budget_bytes = parse_bytes(budget)
+        position = bisect_right([point.peak_bytes for point in self.points], budget_bytes)
+        if position:
+            return self.points[position - 1]
+        least = self.points[0]
+        raise InfeasibleError(
+            f"no plan for `{self.name}` on mesh ({self.mesh}) fits {format_bytes(budget_bytes)} a device. Smallest "
+            f"peak on the frontier: {format_bytes(least.peak_bytes)}, at {format_seconds(least.step_s)} a step. Raise "
+            "the budget, use a larger mesh, or recompute more (jax.checkpoint)"
+        )
+
+    def at_time(self, step_s: float) -> FrontierPoint:
+        """The point of least memory within a step time, in seconds.
+
+        Raises:
+          InfeasibleError: no point is; says the fastest.
+        """
+        for point in self.points:
+            if point.step_s <= step_s:
+                return point
+        fastest = self.points[-1]
+        raise InfeasibleError(
+            f"no plan for `{self.name}` on mesh ({self.mesh}) takes {format_seconds(step_s)} a step. Fastest on the "
+            f"frontier: {format_seconds(fastest.step_s)}, with a peak of {format_bytes(fastest.peak_bytes)} a device. "
+            "Allow more time, or use a larger mesh"
+        )
+
+    @property
+    def knee(self) -> FrontierPoint:
+        """The point farthest from the line between both ends, each axis taken from end to end: the best bargain."""
+        slow, fast = self.points[0], self.points[-1]
+        bytes_wide, seconds_wide = fast.peak_bytes - slow.peak_bytes, slow.step_s - fast.step_s
+
+        def bargain(point: FrontierPoint) -> float:
+            if not bytes_wide:
+                return 0.0
+            spent = (point.peak_bytes - slow.peak_bytes) / bytes_wide
+            return (slow.step_s - point.step_s) / seconds_wide - spent
+
+        return max(self.points, key=lambda point: (bargain(point), -point.peak_bytes))
+
+    @property
+    def regret_bound(self) -> float:
+        """How much slower, relatively, a point is than the fastest plan in its bytes can be, at most."""
+        return max(point.step_s / point.bound_s - 1 if point.bound_s > 0 else 0.0 for point in self.points)
+
+    def __str__(self) -> str:
+        lines = [
+            f"Frontier of `{self.name}` on ({self.mesh}), {self.hardware}: {len(self.points)} plans, {self.method}",
+            f"  {'peak a device':>14}  {'step':>9}  {'not faster than':>15}",
+        ]
+        for point in self.points:
+            mark = "  <- knee" if point is self.knee and len(self.points) > 2 else ""
+            over = "  (more than a device has)" if point.peak_bytes > self.memory_bytes else ""
+            lines.append(
+                f"  {format_bytes(point.peak_bytes):>14}  {format_seconds(point.step_s):>9}  "
+                f"{format_seconds(point.bound_s):>15}{mark}{over}"
+            )
+        return "\n".join(lines)
+
+    def to_json(self, path: str | os.PathLike[str]) -> None:
+        """Write the points, without their plans; the same file for the same frontier."""
+        document = {
+            "schema_version": SCHEMA_VERSION, "name": self.name, "mesh": self.mesh, "hardware": self.hardware,
+            "memory_bytes": self.memory_bytes, "method": self.method, "eps": self.eps,
+            "points": [[point.peak_bytes, point.step_s, point.bound_s] for point in self.points],
+        }  # fmt: skip
+        Path(path).write_text(json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+    @classmethod
+    def from_json(cls, path: str | os.PathLike[str]) -> Frontier:
+        """Read what `to_json` wrote.
+
+        Raises:
+          PlanFileError: the file is no frontier, or of another schema.
+        """
+        try:
+            document = json.loads(Path(path).read_text(encoding="utf-8"))
+            if document.pop("schema_version") != SCHEMA_VERSION:
+                raise PlanFileError(
+                    f"{os.fspath(path)}: a frontier of another schema than {SCHEMA_VERSION}: make it again"
+                )
+            points = tuple(
+                FrontierPoint(peak_bytes=int(size), step_s=float(step_s), bound_s=float(bound_s))
+                for size, step_s, bound_s in document.pop("points")
+            )
+            return cls(points=points, **document)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise PlanFileError(
+                f"{os.fspath(path)}: not a frontier that `Frontier.to_json` wrote: {error!r}"
+            ) from error
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw the frontier as an SVG."""
+        from .picture import frontier_picture
+
+        Path(path).write_text(frontier_picture(self), encoding="utf-8")
+
+    def without_plans(self) -> Frontier:
+        """The same points, as a file keeps them."""
+        return replace(self, points=tuple(replace(point, make=None) for point in self.points))

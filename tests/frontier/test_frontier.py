@@ -1,0 +1,116 @@
+"""`jaxplan.frontier` on a small step, and the Frontier value: wishes granted and refused, its files and its picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh
+
+import jaxplan
+from jaxplan.errors import ArgumentError, InfeasibleError, PlanFileError
+from jaxplan.frontier import Frontier, FrontierPoint
+
+
+def step(weights: dict[str, Any], x: jax.Array) -> tuple[dict[str, Any], jax.Array]:
+    def loss(w: dict[str, Any]) -> jax.Array:
+        return ((jnp.tanh(x @ w["up"]) @ w["down"]) ** 2).mean()
+
+    value, gradient = jax.value_and_grad(loss)(weights)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradient), value
+
+
+def shape(*extents: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(extents, jnp.float32)
+
+
+WEIGHTS = {"up": shape(512, 2048), "down": shape(2048, 512)}
+MESH = AbstractMesh((4, 2), ("data", "model"))
+SETTINGS: dict[str, Any] = {"donate_argnums": (0,), "hardware": "tpu-v5e"}
+
+
+@pytest.fixture(scope="module")
+def found() -> Frontier:
+    return jaxplan.frontier(step, MESH, WEIGHTS, shape(4096, 512), eps=0.02, time_limit_s=10, **SETTINGS)
+
+
+def test_points_are_strictly_monotone_and_over_their_bounds(found: Frontier) -> None:
+    sizes, times = [p.peak_bytes for p in found.points], [p.step_s for p in found.points]
+    assert len(found.points) > 1
+    assert sizes == sorted(set(sizes))
+    assert times == sorted(set(times), reverse=True)
+    assert all(p.bound_s <= p.step_s for p in found.points)
+
+
+def test_its_ends_are_what_planning_finds(found: Frontier) -> None:
+    free = jaxplan.plan(step, MESH, WEIGHTS, shape(4096, 512), **SETTINGS)
+    assert found.points[-1].step_s == pytest.approx(free.cost.objective_s, rel=1e-3)
+    least = found.points[0].peak_bytes
+    tight = jaxplan.plan(step, MESH, WEIGHTS, shape(4096, 512), memory_budget=least, **SETTINGS)
+    assert tight.cost.peak_bytes <= least
+    # the planner may find a faster plan that is as small only within what the frontier leaves open
+    assert tight.cost.objective_s >= found.points[0].bound_s * (1 - 1e-6)
+
+
+def test_a_point_s_plan_has_its_peak_and_runs_through_the_partitioner(found: Frontier) -> None:
+    point = found.knee
+    assert point.plan is point.plan
+    assert point.plan.cost.peak_bytes == point.peak_bytes
+    assert point.plan.cost.objective_s == pytest.approx(point.step_s)
+
+
+def test_wishes(found: Frontier) -> None:
+    slow, fast = found.points[0], found.points[-1]
+    assert found.at_memory(fast.peak_bytes) is fast
+    assert found.at_memory(fast.peak_bytes - 1) is found.points[-2]
+    assert found.at_memory("16GiB") is fast
+    assert found.at_time(slow.step_s) is slow
+    assert found.at_time(fast.step_s) is fast
+    with pytest.raises(InfeasibleError, match=r"no plan for `step` .* Smallest peak on the frontier: "):
+        found.at_memory(slow.peak_bytes - 1)
+    with pytest.raises(InfeasibleError, match=r"no plan for `step` .* Fastest on the frontier: "):
+        found.at_time(fast.step_s * 0.9)
+
+
+def test_a_frontier_is_the_same_from_its_file_without_plans(found: Frontier, tmp_path: Path) -> None:
+    found.to_json(tmp_path / "frontier.json")
+    read = Frontier.from_json(tmp_path / "frontier.json")
+    assert read == found
+    assert str(read) == str(found)
+    with pytest.raises(ArgumentError, match=r"read from a file has no plans.*memory_budget=\d+"):
+        _ = read.knee.plan
+    for text in ("{}", "[1]", "no json", '{"schema_version": 99, "points": []}'):
+        (tmp_path / "bad.json").write_text(text)
+        with pytest.raises(PlanFileError, match=r"bad\.json"):
+            Frontier.from_json(tmp_path / "bad.json")
+
+
+def test_the_picture_has_every_point_and_names_its_ends(found: Frontier, tmp_path: Path) -> None:
+    found.plot(tmp_path / "frontier.svg")
+    root = ElementTree.parse(tmp_path / "frontier.svg").getroot()
+    assert len(list(root.iter("{http://www.w3.org/2000/svg}circle"))) == len(found.points)
+    text = "".join(root.itertext())
+    assert "Frontier of step on (data=4, model=2)" in text
+
+
+def test_the_knee_is_the_best_bargain() -> None:
+    points = tuple(
+        FrontierPoint(step_s=step_s, peak_bytes=size, bound_s=step_s)
+        for size, step_s in ((10, 10.0), (11, 4.0), (15, 3.5), (20, 3.0))
+    )
+    settings: dict[str, Any] = {"name": "step", "mesh": "data=2", "hardware": "tpu-v5e", "memory_bytes": 16}
+    found = Frontier(points=points, method="by hand", eps=0.0, **settings)
+    assert found.knee is points[1]
+    assert "more than a device has" in str(found).splitlines()[-1]
+    alone = Frontier(points=points[:1], method="by hand", eps=0.0, **settings)
+    assert alone.knee is points[0]
+    assert alone.regret_bound == 0
+
+
+def test_negative_limits_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="eps=-1"):
+        jaxplan.frontier(step, MESH, WEIGHTS, shape(64, 512), eps=-1, **SETTINGS)
