@@ -30,6 +30,7 @@ from ..search import (
     pinned,
     solve,
     solve_folded,
+    tradeoff,
 )
 from ..sharding import Layout, MeshAxes
 from .meshes import Target
@@ -85,10 +86,11 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Nothing:
-    """A search that found nothing within the budget; `result` says why."""
+    """A search that found nothing within the budget; `result` says why, `least` is the smallest that was simulated."""
 
     space: Space
     result: SearchResult
+    least: MemoryProfile | None = None
 
 
 def near_least_peak(
@@ -198,14 +200,36 @@ class Pipeline:
                 self.say(f"{excess} bytes over budget once resharded copies are counted: searching again")
             # between a limit that lets too much through and one that lets nothing through
             limit = max(loose - excess, (loose + strict) // 2) if strict < loose else loose
-        if stubborn:
-            near, chosen = near_least_peak(space, self.options.seed)
-            if near is not None:
-                memory = self.simulate(near)
-                if memory.peak_bytes <= self.budget_bytes:
-                    feasible = dataclasses.replace(chosen, termination=Termination.FEASIBLE, bound_s=0.0)
-                    return Found(space=space, result=feasible, decision=near, memory=memory)
-        return Nothing(space=space, result=result)
+        return self._smallest(space, result) if stubborn else Nothing(space=space, result=result)
+
+    def _smallest(self, space: Space, result: SearchResult) -> Found | Nothing:
+        """The fastest decision within the budget as simulated, of those near the least peak and on the frontier.
+
+        The rows' least peak need not be the simulation's: copies are counted there alone.
+        """
+        near, chosen = near_least_peak(space, self.options.seed)
+        if near is None:
+            return Nothing(space=space, result=result)
+        self.say("looking for the smallest peak once resharded copies are counted")
+        points = tradeoff(space.problem, eps=NEAR - 1, time_limit_s=NEAR_LEAST_S, seed=self.options.seed)[
+            0
+        ].points
+        tried = [(near, chosen.objective_s, chosen.assignment)]
+        tried += [(decide(space, p.assignment), p.objective_s, p.assignment) for p in points]
+        simulated = [(*one, self.simulate(one[0])) for one in tried]
+        fitting = [one for one in simulated if one[3].peak_bytes <= self.budget_bytes]
+        if not fitting:
+            least = min((memory for *_, memory in simulated), key=lambda memory: memory.peak_bytes)
+            return Nothing(space=space, result=result, least=least)
+        decision, objective_s, assignment, memory = min(fitting, key=lambda one: one[1])
+        feasible = dataclasses.replace(
+            chosen,
+            assignment=assignment,
+            objective_s=objective_s,
+            termination=Termination.FEASIBLE,
+            bound_s=0.0,
+        )
+        return Found(space=space, result=feasible, decision=decision, memory=memory)
 
     def _solve(self, problem: StrategyProblem, hint: Sequence[int] | None, rival: bool) -> SearchResult:
         options = self.options

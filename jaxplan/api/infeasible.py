@@ -28,7 +28,7 @@ def explain_infeasible(pipeline: Pipeline, outcome: Nothing, pins: Mapping[int, 
         pipeline.budget_bytes,
     )
     mesh = ", ".join(f"{n}={s}" for n, s in target.axes)
-    memory = _least_memory(pipeline, space, target.axes)
+    memory = outcome.least or _least_memory(pipeline, space, target.axes)
     if memory is None:
         return (
             f"no plan for `{traced.name}` on mesh ({mesh}): the constraints leave no possible layout "

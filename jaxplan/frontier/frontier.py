@@ -33,21 +33,13 @@ from ..plans import Plan
 from ..search import (
     SearchResult,
     Space,
-    StrategyProblem,
     Termination,
-    TooWide,
     Tradeoff,
     TradeoffPoint,
     decide,
-    least_peak,
-    solve,
-    sweep_frontier,
-    trace_frontier,
+    tradeoff,
 )
 from .points import Frontier, FrontierPoint
-
-_BUDGET_SEARCH_S = 10.0
-"""Seconds that one budget of a sweep may take."""
 
 
 def frontier(
@@ -89,8 +81,8 @@ def frontier(
         traced, target, model_of(target, chosen), memory_bytes, chosen, output_pins, orders, say
     )
     space = pipeline.space(input_pins)
-    tradeoff, method = _tradeoff(space.problem, eps, time_limit_s, chosen.seed, say)
-    points = _points(pipeline, space, tradeoff)
+    found, method = tradeoff(space.problem, eps=eps, time_limit_s=time_limit_s, seed=chosen.seed, say=say)
+    points = _points(pipeline, space, found)
     if not points:
         raise InfeasibleError(
             f"no plan for `{traced.name}`: every assignment is forbidden by its constraints"
@@ -106,58 +98,27 @@ def frontier(
     )
 
 
-def _tradeoff(
-    problem: StrategyProblem, eps: float, time_limit_s: float, seed: int, say: Callable[[str], None]
-) -> tuple[Tradeoff, str]:
-    try:
-        found = trace_frontier(problem, width=eps)
-        return found, f"by elimination over {found.rows} time steps"
-    except TooWide:
-        say("the problem is too dense for frontier tables: sweeping budgets")
-
-    def search(limited: StrategyProblem, start: tuple[int, ...]) -> SearchResult:
-        return solve(
-            limited,
-            time_limit_s=_BUDGET_SEARCH_S,
-            relative_gap=max(eps / 10, 1e-6),
-            seed=seed,
-            hint=start or None,
-        )
-
-    count = 0
-
-    def tell(searched: int, width: float) -> None:
-        nonlocal count
-        count = searched
-        say(f"{searched} budgets searched; widest gap left {width:.2g}")
-
-    found = sweep_frontier(
-        problem, search, least_peak(problem), eps=eps, time_limit_s=time_limit_s, on_point=tell
-    )
-    return found, f"by {count} searches under different budgets"
-
-
-def _points(pipeline: Pipeline, space: Space, tradeoff: Tradeoff) -> tuple[FrontierPoint, ...]:
+def _points(pipeline: Pipeline, space: Space, found: Tradeoff) -> tuple[FrontierPoint, ...]:
     """The points with their peaks as simulated, less those that another one beats then."""
     simulated = []
-    for point in tradeoff.points:
+    for point in found.points:
         decision = decide(space, point.assignment)
         memory = pipeline.simulate(decision)
-        found = Found(space=space, result=_result(point, tradeoff), decision=decision, memory=memory)
-        simulated.append((memory.peak_bytes, point.objective_s, found))
+        one = Found(space=space, result=_result(point, found), decision=decision, memory=memory)
+        simulated.append((memory.peak_bytes, point.objective_s, one))
     kept: list[FrontierPoint] = []
-    for peak_bytes, step_s, found in sorted(simulated, key=lambda row: row[:2]):
+    for peak_bytes, step_s, one in sorted(simulated, key=lambda row: row[:2]):
         if kept and step_s >= kept[-1].step_s:
             continue
-        bound_s = min(found.result.bound_s, step_s)
+        bound_s = min(one.result.bound_s, step_s)
         kept.append(
-            FrontierPoint(step_s=step_s, peak_bytes=peak_bytes, bound_s=bound_s, make=_maker(pipeline, found))
+            FrontierPoint(step_s=step_s, peak_bytes=peak_bytes, bound_s=bound_s, make=_maker(pipeline, one))
         )
     return tuple(kept)
 
 
-def _result(point: TradeoffPoint, tradeoff: Tradeoff) -> SearchResult:
-    bound_s = tradeoff.bound_at(point.peak_bytes)
+def _result(point: TradeoffPoint, found: Tradeoff) -> SearchResult:
+    bound_s = found.bound_at(point.peak_bytes)
     proved = bound_s >= point.objective_s * (1 - 1e-9)
     return SearchResult(
         assignment=point.assignment, objective_s=point.objective_s, bound_s=min(bound_s, point.objective_s),

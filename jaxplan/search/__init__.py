@@ -18,10 +18,8 @@ from .evaluate import Evaluation as Evaluation
 from .evaluate import Evaluator as Evaluator
 from .evaluate import evaluate as evaluate
 from .fold import solve_folded as solve_folded
-from .frontier import TooWide as TooWide
 from .frontier import Tradeoff as Tradeoff
 from .frontier import TradeoffPoint as TradeoffPoint
-from .frontier import trace_frontier as trace_frontier
 from .ilp import solve as solve
 from .least_peak import least_peak as least_peak
 from .problem import Edge as Edge
@@ -34,7 +32,7 @@ from .space import Space as Space
 from .space import decide as decide
 from .space import graph_rules as graph_rules
 from .space import pinned as pinned
-from .sweep import sweep_frontier as sweep_frontier
+from .tradeoff import tradeoff as tradeoff
 
 #: Every search algorithm by its name; `solve` is "ilp".
 SEARCHES: Mapping[str, Search] = MappingProxyType(
