@@ -67,8 +67,9 @@ def asked_of_flax(state: Any, mesh: Mesh, rules: Any) -> list[NamedSharding]:
     return jax.tree.leaves(logical)
 
 
-@pytest.mark.parametrize("source", ["options", "box", "context"])
-@pytest.mark.parametrize("rules", [RULES, MOST_CUT])
+@pytest.mark.parametrize(
+    ("source", "rules"), [("options", RULES), ("options", MOST_CUT), ("box", MOST_CUT), ("context", RULES)]
+)
 def test_boxes_are_pinned_as_flax_reads_them(source: str, rules: Any, mesh_4x2: Mesh) -> None:
     step, state, x = linen(rules if source == "box" else None)
     options = {**QUICK, **({"axis_rules": rules} if source == "options" else {})}
