@@ -108,6 +108,10 @@ types: $(STAMP) ## mypy
 bench: $(STAMP) ## Rerun the figures that the README gives
 	@$(RUN) experiments/bench/run.py
 
+.PHONY: bench-quality
+bench-quality: $(STAMP) ## Plans and templates of every model as the TPU and GPU compilers make them (hours; goes on)
+	@$(RUN) experiments/quality/run.py --whole && $(RUN) experiments/quality/page.py
+
 .PHONY: bench-iopddl
 bench-iopddl: $(STAMP) ## The contest's problems in DATA within its limits (absent files are named)
 	@$(RUN) experiments/iopddl/run.py --data "$(DATA)"

@@ -28,7 +28,7 @@ _LANES, _SUBLANES = 128, 8
 
 _SCRATCH = 2
 """How many times the largest summed buffer the TPU's collectives keep for themselves, beside the assigned buffers: 1.3
-and 1.96 times in the compiled GPT block and MLP of experiments/quality (libtpu 0.0.42.1)."""
+times in the compiled GPT block, 1.96 and 2.00 times in the two MLPs of experiments/quality (libtpu 0.0.42.1)."""
 
 
 @dataclass(frozen=True, kw_only=True)

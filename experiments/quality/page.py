@@ -1,0 +1,217 @@
+"""results.jsonl -> the tables of README.md, between its two marks, and page.html with pictures.
+
+python experiments/quality/page.py
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+BEGIN, END = "<!-- written by page.py -->", "<!-- end -->"
+OWN = "jaxplan"
+_ORDERED = 4
+"""Plans of one case from which on their order says something."""
+
+_RIVALS = 3
+"""Templates of one case from which on the best of them is a rival."""
+Row = dict[str, Any]
+
+
+def latest(lines: Iterable[str]) -> list[Row]:
+    """The last row of each (case, target, mesh, plan, budget), whole programs before partly compiled ones."""
+    rows: dict[tuple[Any, ...], Row] = {}
+    for line in lines:
+        row = json.loads(line)
+        key = tuple(row[name] for name in ("case", "target", "mesh", "plan", "budget"))
+        if "predicted" in row and "failed" not in row["compiled"]:
+            if key not in rows or row["whole"] >= rows[key]["whole"]:
+                rows[key] = row
+    return sorted(
+        rows.values(),
+        key=lambda row: (row["target"], row["mesh"], row["case"], row["plan"] != OWN, row["plan"]),
+    )
+
+
+def memory_ratio(row: Row) -> float:
+    """Predicted over compiled peak; what collectives keep for themselves is in whole programs alone."""
+    said = row["predicted"]["peak_bytes"]
+    if not row["whole"]:
+        said -= row["predicted"]["peak_parts"].get("scratch", 0)
+    return float(said / row["compiled"]["peak_bytes"])
+
+
+def sent_ratio(row: Row) -> float:
+    """Predicted over compiled bytes that a device sends."""
+    said, made = (
+        sum(c["wire_bytes"] for c in row[side]["collectives"]) for side in ("predicted", "compiled")
+    )
+    return float(said / made) if made else 1.0
+
+
+def seconds(row: Row) -> tuple[float, float] | None:
+    """(predicted, yardstick's) seconds of a step, None where compilation stopped before the compiler's cycles."""
+    made = row["compiled"]
+    said = row["predicted"]
+    if "compute_s" not in made or "compute_s" not in said:
+        return None
+    return said["compute_s"] + said["comm_s"], made["compute_s"] + made["comm_s"]
+
+
+def kendall(pairs: Sequence[tuple[float, float]]) -> float:
+    """Kendall's tau-b of (predicted, measured) pairs; those within a thousandth of each other are ties."""
+
+    def sign(a: float, b: float) -> int:
+        return 0 if abs(a - b) <= 1e-3 * max(a, b) else 1 if a > b else -1
+
+    signs = [(sign(a[0], b[0]), sign(a[1], b[1])) for i, a in enumerate(pairs) for b in pairs[:i]]
+    counts = [sum(s[side] != 0 for s in signs) for side in (0, 1)]
+    return sum(a * b for a, b in signs) / math.sqrt(counts[0] * counts[1]) if all(counts) else 0.0
+
+
+def errors(ratios: Sequence[float]) -> str:
+    """Median and 90th percentile of the distances from 1, and the extremes."""
+    off = sorted(abs(ratio - 1) for ratio in ratios)
+    tenth = off[min(len(off) - 1, math.ceil(0.9 * len(off)) - 1)]
+    return (
+        f"{len(off)} points: median {statistics.median(off):.1%}, 90th percentile {tenth:.1%}, "
+        f"from {min(ratios) - 1:+.1%} to {max(ratios) - 1:+.1%}"
+    )
+
+
+def summary(rows: Sequence[Row]) -> Iterator[str]:
+    """What the bars are about, a line each."""
+    for target in sorted({row["target"] for row in rows}):
+        of = [row for row in rows if row["target"] == target]
+        yield f"- {target}, memory: {errors([memory_ratio(row) for row in of])}"
+        yield f"- {target}, bytes sent: {errors([sent_ratio(row) for row in of])}"
+        timed = [pair for pair in map(seconds, of) if pair]
+        if timed:
+            scale = statistics.median(made / said for said, made in timed)
+            yield (
+                f"- {target}, seconds, times one scale of {scale:.2f}: "
+                f"{errors([said * scale / made for said, made in timed])}"
+            )
+    for case, target, mesh in sorted({(row["case"], row["target"], row["mesh"]) for row in rows}):
+        plans = [row for row in rows if (row["case"], row["target"], row["mesh"]) == (case, target, mesh)]
+        pairs = [pair for pair in map(seconds, plans) if pair]
+        if len(pairs) >= _ORDERED:
+            yield f"- {case} on {target}, {mesh}: Kendall's tau of {len(pairs)} plans {kendall(pairs):.2f}"
+    own = [row for row in rows if row["plan"] == OWN]
+    yield f"- our own plans, memory: {errors([memory_ratio(row) for row in own])}"
+    yield f"- our own plans, bytes sent: {errors([sent_ratio(row) for row in own])}"
+    yield f"- all, memory: {errors([memory_ratio(row) for row in rows])}"
+    against = list(rivals(rows))
+    if against:
+        mean = math.exp(statistics.fmean(math.log(own / other) for _, own, _, other in against))
+        worst = max(own / other for _, own, _, other in against)
+        yield f"- our plan over the best template, as compiled: geometric mean {mean:.3f}, worst {worst:.3f}"
+
+
+def rivals(rows: Sequence[Row]) -> Iterator[tuple[Row, float, str, float]]:
+    """(our row, its seconds, the best template's name, its seconds), where enough templates were priced."""
+    for row in rows:
+        own = seconds(row) if row["plan"] == OWN else None
+        others = {
+            other["plan"]: pair[1]
+            for other in rows
+            if other["plan"] != OWN and all(other[k] == row[k] for k in ("case", "target", "mesh", "budget"))
+            if (pair := seconds(other))
+        }
+        if own and len(others) >= _RIVALS:
+            best = min(others, key=others.__getitem__)
+            yield row, own[1], best, others[best]
+
+
+def tables(rows: Sequence[Row]) -> Iterator[str]:
+    """The README's part."""
+    yield from summary(rows)
+    yield from (
+        "",
+        "| case | target | ours, ms | best template | its ms | ratio |",
+        "|---|---|---|---|---|---|",
+    )
+    for row, own, best, other in rivals(rows):
+        yield (
+            f"| {row['case']} | {row['target']}, {row['mesh']} | {own * 1e3:.2f} | {best} | {other * 1e3:.2f} "
+            f"| {own / other:.3f} |"
+        )
+    yield from (
+        "",
+        "| case | target | plan | step, ms | predicted | sent, MB | predicted | memory, MB | predicted |",
+    )
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for row in rows:
+        pair = seconds(row)
+        said, made = (
+            sum(c["wire_bytes"] for c in row[s]["collectives"]) / 1e6 for s in ("predicted", "compiled")
+        )
+        step = f"{pair[1] * 1e3:.2f} | {pair[0] * 1e3:.2f}" if pair else "| "
+        peak = row["compiled"]["peak_bytes"] / 1e6
+        yield (
+            f"| {row['case']} | {row['target']}, {row['mesh']} | {row['plan']} | {step} | {made:.0f} | {said:.0f} "
+            f"| {peak:.0f} | {memory_ratio(row) * peak:.0f} |"
+        )
+
+
+def picture(title: str, points: Sequence[tuple[float, float, str]], unit: str) -> str:
+    """Predicted over compiled on logarithmic axes, the diagonal and 10 % to either side."""
+    low = min(min(x, y) for x, y, _ in points) / 1.5
+    span = math.log(max(max(x, y) for x, y, _ in points) * 1.5 / low)
+
+    def at(value: float) -> float:
+        return 360 * math.log(value / low) / span
+
+    marks = "".join(
+        f'<circle cx="{at(made):.1f}" cy="{360 - at(said):.1f}" r="4"><title>{label}: {made:.4g} {unit}, predicted '
+        f"{said:.4g}</title></circle>"
+        for made, said, label in points
+    )
+    lines = "".join(
+        f'<line x1="0" y1="{360 - 360 * math.log(factor) / span:.1f}" x2="360" '
+        f'y2="{-360 * math.log(factor) / span:.1f}" class="{name}"/>'
+        for factor, name in ((1.0, "even"), (1.1, "off"), (1 / 1.1, "off"))
+    )
+    return (
+        f"<figure><figcaption>{title}: predicted ({unit}, up) over compiled (right)</figcaption>"
+        f'<svg viewBox="0 0 360 360" width="420">{lines}{marks}</svg></figure>'
+    )
+
+
+def page(rows: Sequence[Row]) -> str:
+    """The pictures, and the summary."""
+    label = [f"{row['case']} {row['target']} {row['mesh']} {row['plan']}" for row in rows]
+    memory = [
+        (row["compiled"]["peak_bytes"] / 1e9, memory_ratio(row) * row["compiled"]["peak_bytes"] / 1e9, name)
+        for row, name in zip(rows, label, strict=True)
+    ]
+    timed = [(p[1] * 1e3, p[0] * 1e3, n) for p, n in zip(map(seconds, rows), label, strict=True) if p]
+    figures = picture("Memory", memory, "GB") + (picture("Step", timed, "ms") if timed else "")
+    said = "".join(f"<li>{line[2:]}</li>" for line in summary(rows))
+    return (
+        "<!doctype html><meta charset=utf-8><title>Plans as compiled</title>"
+        "<style>body{font:15px sans-serif;margin:2em}"
+        "svg{border:1px solid #bbb;overflow:hidden}circle{fill:#2a6fb0;fill-opacity:.6}.even{stroke:#333}"
+        ".off{stroke:#bbb}figure{display:inline-block}</style><h1>Plans as compiled</h1>"
+        f"<ul>{said}</ul>{figures}"
+    )
+
+
+def main() -> None:
+    rows = latest((HERE / "results.jsonl").read_text(encoding="utf-8").splitlines())
+    readme = HERE / "README.md"
+    before, _, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    text = "\n".join(tables(rows))
+    readme.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+    (HERE / "page.html").write_text(page(rows), encoding="utf-8")
+    print("\n".join(summary(rows)))
+
+
+if __name__ == "__main__":
+    main()
