@@ -116,6 +116,12 @@ bench-quality: $(STAMP) ## Plans and templates of every model as the TPU and GPU
 bench-iopddl: $(STAMP) ## The contest's problems in DATA within its limits (absent files are named)
 	@$(RUN) experiments/iopddl/run.py --data "$(DATA)"
 
+.PHONY: bench-planning
+bench-planning: $(STAMP) ## Planning time by stage at published sizes, proved gaps, and what depth costs
+	@$(RUN) experiments/planning/run.py
+	@$(RUN) experiments/planning/run.py --depth
+	@$(RUN) experiments/planning/run.py --gaps
+
 .PHONY: format
 format: $(STAMP) ## Sort imports and format the code
 	$(BIN)/ruff check --select I --fix .

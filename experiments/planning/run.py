@@ -1,0 +1,209 @@
+"""How long planning takes and on what, how small the proved gap is, and what depth costs; see README.md beside this."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+
+import jaxplan
+from jaxplan.api.meshes import target_of
+from jaxplan.api.options import Options
+from jaxplan.api.planner import model_of
+from jaxplan.errors import InfeasibleError
+from jaxplan.ir import trace
+from jaxplan.search import build, graph_rules, solve, solve_folded
+from models import get, get_config
+
+HARDWARE = "tpu-v5p"
+
+ROWS: dict[str, tuple[str, str, dict[str, Any], dict[str, int], float]] = {
+    "gpt2 scanned": ("gpt", "gpt2-scan", {}, {"data": 8}, 3.0),
+    "gpt3-175b scanned": ("gpt", "gpt3-175b", {}, {"data": 64, "model": 8}, 3.0),
+    "gpt2 unrolled": ("gpt", "gpt2", {}, {"data": 8}, 4.0),
+    "gpt3-175b unrolled": ("gpt", "gpt3-175b", {"scan_layers": False}, {"data": 64, "model": 8}, 15.0),
+    "llama3-8b unrolled": ("llama", "llama3-8b", {"scan_layers": False}, {"data": 8, "model": 8}, 8.0),
+    "llama3-70b unrolled": (
+        "llama", "llama3-70b", {"scan_layers": False}, {"data": 16, "fsdp": 4, "model": 4}, 20.0,
+    ),
+    "mixtral-8x7b": ("moe", "mixtral-8x7b", {}, {"data": 8, "model": 8}, 10.0),
+    "vit-l16": ("vit", "vit-l16", {}, {"data": 4, "model": 2}, 10.0),
+    "resnet50": ("resnet", "resnet50", {}, {"data": 8}, 10.0),
+    "big-lstm": ("lstm", "big-lstm", {}, {"data": 4, "model": 2}, 10.0),
+}  # fmt: skip
+"""Name -> model, config, what is changed in it, mesh, limit in wall seconds on two idle cores."""
+
+MESHES: tuple[dict[str, int], ...] = (
+    {"data": 8}, {"data": 4, "model": 4}, {"data": 8, "model": 8}, {"data": 64, "model": 8},
+)  # fmt: skip
+
+STAGES: dict[str, tuple[str, str, Callable[[Any], str]]] = {
+    "trace": ("jaxplan.api.autoshard", "trace", lambda r: f"{len(r.graph.ops)} operations"),
+    "build": ("jaxplan.api.candidates", "build", lambda r: f"{len(r.problem.nodes)} nodes"),
+    "fold": ("jaxplan.search.fold", "tie", lambda r: f"{len(r.problem.nodes) if r else 0} nodes left"),
+    "reduce": ("jaxplan.search.ilp", "reduce", lambda r: f"{len(r.problem.nodes)} nodes left"),
+    "solve": ("jaxplan.api.candidates", "solve", lambda r: f"gap {r.gap:.0e}"),
+    "solve folded": ("jaxplan.api.candidates", "solve_folded", lambda r: f"gap {r.gap:.0e}"),
+    "lower": ("jaxplan.lowering.check", "lower_flat", lambda r: ""),
+    "partition": ("jaxplan.lowering.check", "partition", lambda r: f"{len(r.collectives)} collectives"),
+}
+"""Stage -> module, function, and the size of what it returns; reduce is part of both solves, and so is fold of one."""
+
+
+def shapes_of(model: str, config: Any) -> tuple[Any, Any]:
+    """The step's arguments, abstract."""
+    module = get(model)
+    return jax.eval_shape(lambda key: module.init_state(config, key), jax.random.key(0)), module.batch_shapes(
+        config
+    )
+
+
+def planned(
+    model: str, name: str, changes: dict[str, Any], axes: dict[str, int], **options: Any
+) -> dict[str, Any]:
+    """Plan one config on one mesh; seconds and sizes of the stages, and what was proved."""
+    config = dataclasses.replace(get_config(model, name), **changes)
+    shapes = shapes_of(model, config)
+    mesh = jax.sharding.AbstractMesh(tuple(axes.values()), tuple(axes))
+    step = jaxplan.auto_shard(
+        get(model).make_train_step(config), mesh, donate_argnums=0, hardware=HARDWARE, options=options
+    )
+    stages: dict[str, dict[str, Any]] = {}
+
+    def clocked(stage: str, function: Any, size: Callable[[Any], str]) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            wall, processor = time.perf_counter(), time.process_time()
+            result = function(*args, **kwargs)
+            spent = stages.setdefault(
+                stage, {"runs": 0, "wall_s": 0.0, "processor_s": 0.0, "size": size(result)}
+            )
+            spent["runs"] += 1
+            spent["wall_s"] += time.perf_counter() - wall
+            spent["processor_s"] += time.process_time() - processor
+            return result
+
+        return run
+
+    wall, processor = time.perf_counter(), time.process_time()
+    with ExitStack() as patches:
+        for stage, (module, function, size) in STAGES.items():
+            found = getattr(importlib.import_module(module), function)
+            patches.enter_context(mock.patch(f"{module}.{function}", clocked(stage, found, size)))
+        try:
+            cost = step.plan(*shapes).cost
+            outcome = {"step_s": cost.step_s, "gap": cost.gap, "termination": cost.termination}
+        except InfeasibleError as error:
+            outcome = {"infeasible": str(error)[:200]}
+    return {
+        "wall_s": time.perf_counter() - wall,
+        "processor_s": time.process_time() - processor,
+        "memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "stages": stages,
+        **outcome,
+    }
+
+
+def depth() -> list[dict[str, Any]]:
+    """Processor seconds of the search alone, folded and whole, by number of layers."""
+    target = target_of(jax.sharding.AbstractMesh((4, 2), ("data", "model")), HARDWARE)
+    rows = []
+    for layers in (12, 48):
+        config = dataclasses.replace(get_config("gpt", "gpt2"), n_layers=layers)
+        graph = trace(
+            get("gpt").make_train_step(config), shapes_of("gpt", config), {}, donate_argnums=(0,)
+        ).graph
+        space = build(graph, model_of(target, Options()), rules=graph_rules(graph), max_strategies=96)
+        row: dict[str, Any] = {"layers": layers, "nodes": len(space.problem.nodes)}
+        for name, search in (("folded", solve_folded), ("whole", solve)):
+            started = time.process_time()
+            result = search(space.problem)
+            row[name] = {
+                "processor_s": time.process_time() - started, "objective_s": result.objective_s, "gap": result.gap,
+            }  # fmt: skip
+        rows.append(row)
+    return rows
+
+
+def apart(request: dict[str, Any] | str) -> Any:
+    """The answer of a process of its own: its memory is its own, and nothing is warm."""
+    done = subprocess.run(
+        [sys.executable, __file__, "--request", json.dumps(request)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return json.loads(done.stdout.splitlines()[-1]) if not done.returncode else {"error": done.stderr[-300:]}
+
+
+def show(title: str, row: dict[str, Any], limit_s: float | None = None) -> None:
+    """Print one row and its stages."""
+    if "error" in row or "infeasible" in row:
+        print(f"{title:42} {row.get('infeasible') or row['error']}", flush=True)
+        return
+    limit = "" if limit_s is None else f" (limit {limit_s:g} s)"
+    print(
+        f"{title:42} {row['wall_s']:6.1f} s wall{limit}, {row['processor_s']:.1f} s processor, "
+        f"{row['memory_bytes'] / 2**30:.2f} GiB, gap {row['gap']:.1e} ({row['termination']})",
+        flush=True,
+    )
+    for stage, spent in row["stages"].items() if limit_s is not None else ():
+        print(f"    {stage:14} {spent['processor_s']:6.1f} s in {spent['runs']:2} runs  {spent['size']}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", choices=sorted(ROWS), default=list(ROWS))
+    parser.add_argument("--gaps", action="store_true")
+    parser.add_argument("--depth", action="store_true")
+    parser.add_argument("--request", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.request:
+        request = json.loads(args.request)
+        print(json.dumps(depth() if request == "depth" else planned(**request)))
+        return 0
+    results: dict[str, Any] = {}
+    if not args.gaps and not args.depth:
+        for title in args.only:
+            model, name, changes, axes, limit_s = ROWS[title]
+            results[title] = apart({"model": model, "name": name, "changes": changes, "axes": axes})
+            show(title, results[title], limit_s)
+    if args.gaps:
+        for model in ("gpt", "llama", "moe", "vit", "resnet", "lstm"):
+            for name in [n for n in get(model).CONFIGS if not n.startswith("tiny")]:
+                for axes in MESHES:
+                    title = f"{model}:{name} {axes}"
+                    request = {
+                        "model": model,
+                        "name": name,
+                        "changes": {},
+                        "axes": axes,
+                        "compare_templates": False,
+                    }
+                    results[title] = apart(request)
+                    show(title, results[title])
+    if args.depth:
+        results["depth"] = apart("depth")
+        print(json.dumps(results["depth"], indent=1))
+    path = Path(__file__).with_name("results.json")
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    path.write_text(json.dumps(before | results, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
