@@ -77,6 +77,8 @@ def make_plan(
     tried: tuple[str, ...] = ()
     if options.refine:
         best, tried = refined(pipeline, best, rivals)
+    if isinstance(outcome, Found):
+        best = bounded_by(best, outcome)
     plan = finished_plan(pipeline, best, times, time.perf_counter() - started)
     pinned = {position: heeded[position] for position in annotated}
     return dataclasses.replace(
@@ -143,6 +145,17 @@ def _against_templates(
             if best is None or times[name] < best.step_s(overlap) * (1 - 1e-6):
                 best = rival
     return best, times, rivals
+
+
+def bounded_by(best: Candidate, searched: Found) -> Candidate:
+    """A template that won, with the bound of the search: it is one of the plans that the search looked among."""
+    result = best.found.result
+    if best.found is searched:
+        return best
+    bound_s = min(searched.result.bound_s, result.objective_s)
+    return dataclasses.replace(
+        best, found=dataclasses.replace(best.found, result=dataclasses.replace(result, bound_s=bound_s))
+    )
 
 
 def model_of(target: Target, options: Options) -> CostModel:
