@@ -159,10 +159,12 @@ class _Builder:
         trips = op.trips
         if op.primitive == "scan_slice":
             trips /= self._inner_trips(op)  # the stacked operand is resharded once, before the loop
+        # an inner loop may gather what it goes along, which the outer one could not before it began
+        tied = rule.follows and not (op.primitive == "scan_slice" and len(self.around[op.index]) > 1)
         for position in range(len(op.operands)):
             port = Port(node=node, places=options.operands[position])
             self.reads[op.index, position] = port
-            self._read(op, position, port, tied=rule.follows, trips=trips)
+            self._read(op, position, port, tied=tied, trips=trips)
         for position, value in enumerate(op.results):
             self.values[value] = Port(node=node, places=options.results[position])
             self._copy(value, rule)

@@ -186,6 +186,13 @@ def test_planned_freely_it_equals_the_unsharded_run(name: str, mesh_4x2: Mesh) -
     check(*PROGRAMS[name], mesh_4x2, hardware="tpu-v5e")
 
 
+def test_an_inner_loop_goes_along_what_is_cut(mesh_4x2: Mesh) -> None:
+    def along(row: Any) -> Any:
+        return lax.scan(lambda c, x: (jnp.sin(c), c * x), row, row)[1]
+
+    check(lambda x: lax.map(along, x), (CUBE[0],), mesh_4x2, constraints={"x": P(None, "data")}, hardware="tpu-v5e")
+
+
 def test_a_users_own_shard_map_and_constraints_stay(mesh_4x2: Mesh) -> None:
     check(shard_mapped(mesh_4x2), (X, V), mesh_4x2, search="fsdp")
     pinned = NamedSharding(mesh_4x2, P("data", "model"))
