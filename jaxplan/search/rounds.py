@@ -55,8 +55,9 @@ CORE_SHARE = 0.5
 FIRST_ASCENT = 50
 
 #: The search at prices ends after so many rounds without gain, or where it is as close as cores need: a larger gap
-#: leaves too much in a core.  Exact rounds then have this part of the time that is left, before the search goes on.
-SEARCH_PATIENCE, CORES_GAP, CORES_TIME = 8, 0.02, 0.4
+#: leaves too much in a core, unless the whole has no more columns than HiGHS takes minutes for.  Exact rounds then
+#: have this part of the time that is left, before the search goes on.
+SEARCH_PATIENCE, CORES_GAP, EXACT_COLUMNS, CORES_TIME = 8, 0.02, 200_000, 0.4
 
 #: After so many cores the whole is solved: where nothing is feasible, no core ever tells.
 MOST_CORES = 8
@@ -141,7 +142,7 @@ class Rounds:
         try:
             if math.isinf(left_s):
                 return self._narrow(dual)
-            if self.best.closed(CORES_GAP):
+            if self.best.closed(CORES_GAP) or _columns(self.small) <= EXACT_COLUMNS:
                 self.engine = self.engine.until(deadline - (1 - CORES_TIME) * left_s)
                 return self._narrow(dual)
         except OutOfTime:
