@@ -288,16 +288,16 @@ def _in_place_of(
 ) -> int | None:
     """The equation that stands for `made`, which is left out, to a reader that is not; None when there is none."""
     run, number, position = where[made]
-    shift = len(dropped)
-    if reader in where and where[reader][1] >= 0:
-        ahead = where[reader][1] > number
-        wanted = [number - shift if ahead else number + shift]
-    else:
-        wanted = []
-    ends = [dropped[0] - 1, dropped[-1] + 1]
-    for other in (*wanted, *sorted(ends, key=lambda n: abs(n - number))):
-        if other in run.numbers and other not in dropped:
-            found = run.equation(other, position)
-            if found < reader:
-                return found
+    if reader in where and where[reader][0] is not run:
+        # another run, with layers in an order of its own: as many layers off as before, those left out not counted
+        shift = len(dropped)
+        wanted = number - shift if where[reader][1] > number else number + shift
+        if wanted in run.numbers and wanted not in dropped and run.equation(wanted, position) < reader:
+            return run.equation(wanted, position)
+    # what stands before it in its own run now, so that a sum that runs through all blocks stays whole
+    block = run.numbers.index(number)
+    for other in (*range(block - 1, -1, -1), *range(block + 1, len(run.numbers))):
+        found = run.start + other * run.period + position
+        if run.numbers[other] not in dropped and found < reader:
+            return found
     return None
