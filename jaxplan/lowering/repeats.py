@@ -209,40 +209,73 @@ def _runs(labels: np.ndarray) -> list[_Run]:
     return runs
 
 
+_Links = Mapping[tuple[int, int], Mapping[tuple[int, int, int, bool], Mapping[int, int]]]
+"""For two runs, by (position in the first, in the second, operand, whether the first reads): block -> the other's."""
+
+
 def _numbered(listing: Listing, runs: Sequence[_Run]) -> list[_Run]:
     """The runs that hang together, with the number of the layer that each block belongs to."""
     if not runs:
         return []
+    # once to find where blocks begin, once with blocks that begin there
+    runs, _ = _numbers(runs, _links(listing, runs))
+    runs, of_block = _numbers(runs, _links(listing, runs))
+    grouped = [_grouped(run, of_block[r]) for r, run in enumerate(runs) if r in of_block]
+    return [run for run in grouped if run.numbers]
+
+
+def _links(listing: Listing, runs: Sequence[_Run]) -> _Links:
     home = {
         run.start + i: (r, *divmod(i, run.period))
         for r, run in enumerate(runs)
         for i in range(len(run.numbers) * run.period)
     }
     maker = {v: e for e, equation in enumerate(listing.equations) for v in equation.results}
-    links: dict[tuple[int, int], dict[tuple[int, int, int], dict[int, int]]] = defaultdict(dict)
+    links: dict[tuple[int, int], dict[tuple[int, int, int, bool], dict[int, int]]] = defaultdict(dict)
     for e, (r, block, position) in home.items():
         for k, value in enumerate(listing.equations[e].operands):
             source, other, made = home.get(maker.get(value, -1), (r, 0, 0))
             if source != r:
-                links[r, source].setdefault((position, k, made), {})[block] = other
-                links[source, r].setdefault((position, k, made), {})[other] = block
+                links[r, source].setdefault((position, made, k, True), {})[block] = other
+                links[source, r].setdefault((made, position, k, False), {})[other] = block
+    return links
+
+
+def _numbers(runs: Sequence[_Run], links: _Links) -> tuple[list[_Run], dict[int, list[int]]]:
+    """The runs with their blocks begun where layers change; for those that hang together each block's number."""
     of_block: dict[int, list[int]] = {0: list(range(len(runs[0].numbers)))}
-    todo = [0]
+    in_phase, todo = list(runs), [0]
     while todo:
         known = todo.pop(0)
         for r, run in enumerate(runs):
             if r in of_block or (r, known) not in links:
                 continue
             numbers = [-1] * len(run.numbers)
+            at: dict[int, int] = {}
             # the link that most blocks have comes first; others fill in what it leaves open
-            for way in sorted(links[r, known].values(), key=len, reverse=True):
+            for key, way in sorted(links[r, known].items(), key=lambda item: len(item[1]), reverse=True):
                 for block, other in way.items():
                     if numbers[block] < 0:
                         numbers[block] = of_block[known][other]
-            of_block[r] = numbers
+                    at.setdefault(block * run.period + key[0], of_block[known][other])
+            of_block[r], in_phase[r] = numbers, _in_phase(run, at)
             todo.append(r)
-    grouped = [_grouped(run, of_block[r]) for r, run in enumerate(runs) if r in of_block]
-    return [run for run in grouped if run.numbers]
+    return in_phase, of_block
+
+
+def _in_phase(run: _Run, numbers: Mapping[int, int]) -> _Run:
+    """`run` begun where the layers change: where their numbers, known at some equations, don't go on evenly.
+
+    Names are sorted as text, layer 10 after layer 1: a block that begins amid layer 1 would be part 1, part 10.
+    """
+    steps: dict[int, set[int]] = defaultdict(set)
+    for before, after in itertools.pairwise(sorted(numbers)):
+        steps[after % run.period].add(numbers[after] - numbers[before])
+    uneven = [position for position, found in steps.items() if len(found) > 1]
+    if run.period == 1 or len(uneven) != 1:
+        return run
+    blocks = (len(run.numbers) * run.period - uneven[0]) // run.period
+    return _Run(start=run.start + uneven[0], period=run.period, numbers=(-1,) * blocks)
 
 
 def _grouped(run: _Run, numbers: Sequence[int]) -> _Run:

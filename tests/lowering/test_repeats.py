@@ -179,3 +179,16 @@ def test_a_listing_is_the_program() -> None:
         env.update(zip(equation.results, results, strict=True))
     for found, wanted in zip((env[v] for v in listing.results), program(x), strict=True):
         np.testing.assert_array_equal(found, wanted)
+
+
+def test_layers_in_the_order_of_their_names_as_text(
+    checks: list[functools.partial[Checked]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layer 10 after layer 1: what the optimizer does layer by layer has another order than the layers."""
+    agreed: list[bool] = []
+    agrees = Short.agrees
+    monkeypatch.setattr(Short, "agrees", lambda self, found: agreed.append(agrees(self, found)) or agreed[-1])
+    planned(step_of(block, clipped=True, layers=13), shapes(13), "fsdp")
+    assert agreed and all(agreed)
+    (again,) = checks
+    assert said(again()) == said(again(shorten=False))
