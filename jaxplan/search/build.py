@@ -11,17 +11,9 @@ import numpy as np
 
 from ..cost import CostModel, device_bytes, source_values, traffic
 from ..ir import (
-    SUMS,
-    Graph,
-    Op,
-    Value,
-    accumulating_ops,
-    enclosing_stop,
-    live_intervals,
-    needed_until,
-    settled_values,
+    SUMS, Graph, Op, Value, accumulating_ops, enclosing_stop, live_intervals, needed_until, settled_values,
     written_over,
-)
+)  # fmt: skip
 from ..sharding import NONE, UNREDUCED, Moves, Rule, Strategies, all_places, pieces, reachable, strategies
 from .problem import Edge, Node, StrategyProblem, Usage
 from .space import Allowed, Port, Space, graph_rules
