@@ -11,10 +11,18 @@ import numpy as np
 
 from ..cost import CostModel, device_bytes, source_values, traffic
 from ..ir import (
-    SUMS, Graph, Op, Value, accumulating_ops, enclosing_stop, live_intervals, needed_until, settled_values,
+    SUMS,
+    Graph,
+    Op,
+    Value,
+    accumulating_ops,
+    enclosing_stop,
+    live_intervals,
+    needed_until,
+    settled_values,
     written_over,
 )  # fmt: skip
-from ..sharding import NONE, UNREDUCED, Moves, Rule, Strategies, all_places, pieces, reachable, strategies
+from ..sharding import UNREDUCED, Moves, Rule, Strategies, all_places, busiest, pieces, reachable, strategies
 from .problem import Edge, Node, StrategyProblem, Usage
 from .space import Allowed, Port, Space, graph_rules
 
@@ -35,7 +43,7 @@ def build(
       input_pins, output_pins: by position, which layouts a constraint leaves to an argument or result leaf.
       limit_bytes: memory of one device.
       rules: of every operation, where `graph_rules` has been asked already.
-      max_strategies: of one operation; beyond it those with the least chance are not generated (see `_prune`), and the
+      max_strategies: of one operation; beyond it those with the least chance are not generated (see `busiest`), and the
         space is not `complete`. Operations of up to seven factors on three axes stay within the default.
     """
     rules = graph_rules(graph) if rules is None else rules
@@ -173,7 +181,7 @@ class _Builder:
         key = ("strategies", id(rule), pending)
         if key not in self._cache:
             options = strategies(rule, self.axes, pending=pending)
-            left = _prune(options, self.cap)
+            left = busiest(options, self.cap)
             self.complete &= len(left) == len(options)
             self._cache[key] = dataclasses.replace(
                 left,
@@ -377,17 +385,3 @@ def _moved_dimension(tail: np.ndarray, head: np.ndarray) -> np.ndarray:
     """`[a, b]`: the last dimension that is gathered or scattered between two layouts, 0 for none."""
     moved = tail[:, None, :] != head[None, :, :]
     return np.where(moved, np.maximum(tail[:, None, :], head[None, :, :]), 0).max(axis=2)
-
-
-def _prune(options: Strategies, cap: int) -> Strategies:
-    """At most `cap` strategies: those that leave the fewest axes idle, the replicated one always kept.
-
-    Only meshes of four and more axes come here.  An operation that leaves an axis idle does that part of its work
-    several times over.
-    """
-    if len(options) <= cap:
-        return options
-    idle = (options.factors == NONE).sum(axis=1)
-    order = np.argsort(idle, kind="stable")[:cap]
-    keep = np.union1d(order, np.nonzero(idle == idle.max())[0])
-    return options.take(keep)

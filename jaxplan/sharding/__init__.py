@@ -30,4 +30,5 @@ from .spec import layout_of_places as layout_of_places
 from .spec import pieces as pieces
 from .spec import places_of_layout as places_of_layout
 from .strategy import Strategies as Strategies
+from .strategy import busiest as busiest
 from .strategy import strategies as strategies

@@ -65,6 +65,20 @@ def strategies(rule: Rule, axes: MeshAxes, *, pending: bool = False) -> Strategi
     return _fixed(rule.fixed, axes)
 
 
+def busiest(options: Strategies, cap: int) -> Strategies:
+    """At most `cap` strategies: those that leave the fewest axes idle, the replicated one always kept.
+
+    Only meshes of four and more axes come here.  An operation that leaves an axis idle does that part of its work
+    several times over.
+    """
+    if len(options) <= cap:
+        return options
+    idle = (options.factors == NONE).sum(axis=1)
+    order = np.argsort(idle, kind="stable")[:cap]
+    keep = np.union1d(order, np.nonzero(idle == idle.max())[0])
+    return options.take(keep)
+
+
 def _all_strategies(rule: Rule, axes: MeshAxes, pending: bool) -> Strategies:
     n_axes = len(axes)
     choices = [
