@@ -17,5 +17,6 @@ from .pins import pins_of as pins_of
 from .pins import stated_orders as stated_orders
 from .planner import make_plan as make_plan
 from .planner import model_of as model_of
+from .planner import speaker as speaker
 from .reporting import finished_plan as finished_plan
 from .templates import input_kinds as input_kinds

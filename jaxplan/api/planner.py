@@ -46,7 +46,7 @@ def make_plan(
     started = time.perf_counter()
     if options.refine:
         require_devices(target.mesh)
-    say = _speaker(options)
+    say = speaker(options)
     model = model_of(target, options)
     input_pins, output_pins, said_orders = pins_of(traced, target.axes, constraints)
     said = said or {}
@@ -102,7 +102,7 @@ def make_problem(
       ConstraintError: see `pins.pins_of`.  RuleError: `options.strict` and a primitive without a rule.
     """
     input_pins, output_pins, said_orders = pins_of(traced, target.axes, constraints)
-    model, say = model_of(target, options), _speaker(options)
+    model, say = model_of(target, options), speaker(options)
     pipeline = Pipeline(traced, target, model, budget_bytes, options, output_pins, said_orders, say)
     return pipeline.space(input_pins).problem
 
@@ -169,7 +169,8 @@ def model_of(target: Target, options: Options) -> CostModel:
     )
 
 
-def _speaker(options: Options) -> Callable[[str], None]:
+def speaker(options: Options) -> Callable[[str], None]:
+    """Says what is being done, on stderr: where a terminal is, or `options.progress` says so, in the first process."""
     show = sys.stderr.isatty() if options.progress is None else options.progress
     if not show or jax.process_index() != 0:
         return lambda _: None

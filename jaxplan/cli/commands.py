@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import ArgumentError, JaxplanError, MeshError
-from .argument_types import mesh_axes, output, positions
+from .argument_types import output
+from .frontiers import add_frontier
 from .progress import progress
 from .solving import add_solve
+from .step_arguments import add_step, leave_accelerators_alone, mesh_of
 
 #: The unit of cost of an exported problem: the contest's costs are integers.
 PICOSECOND_S = 1e-12
@@ -60,20 +62,22 @@ def command_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     plan = commands.add_parser("plan", help="plan a step and print the plan")
-    _add_step(plan, hardware_or_target=True)
+    add_step(plan, hardware_or_target=True)
     plan.add_argument("--json", type=output, metavar="FILE", help="save the plan")
     plan.add_argument("--html", type=output, metavar="FILE", help="write the plan as a page")
     plan.add_argument("--python", type=output, metavar="FILE", help="write the plan as Python")
     plan.set_defaults(command=_plan)
 
     verify = commands.add_parser("verify", help="compile a step and lay what was compiled beside its plan")
-    _add_step(verify, hardware_or_target=False)
-    verify.add_argument("--plan", type=Path, metavar="PLAN.json", help="hold it against this plan; default: plan now")
+    add_step(verify, hardware_or_target=False)
+    verify.add_argument(
+        "--plan", type=Path, metavar="PLAN.json", help="hold it against this plan; default: plan now"
+    )
     verify.add_argument("--numerics", action="store_true", help="also run one step sharded and unsharded")
     verify.set_defaults(command=_verify)
 
     audit = commands.add_parser("audit", help="price shardings of your own, or a template, beside the plan")
-    _add_step(audit, hardware_or_target=True)
+    add_step(audit, hardware_or_target=True)
     theirs = audit.add_mutually_exclusive_group(required=True)
     theirs.add_argument("--template", metavar="NAME", help="a hand-written plan such as fsdp")
     theirs.add_argument(
@@ -95,17 +99,24 @@ def command_parser() -> argparse.ArgumentParser:
     diff.add_argument("after", type=Path, metavar="B.json")
     diff.set_defaults(command=_diff)
 
-    simulate = commands.add_parser("simulate", help="the timeline of a saved plan: what runs when, and what waits")
+    simulate = commands.add_parser(
+        "simulate", help="the timeline of a saved plan: what runs when, and what waits"
+    )
     simulate.add_argument("plan", type=Path, metavar="PLAN.json")
     simulate.add_argument("--svg", type=output, metavar="FILE", help="draw it")
     simulate.add_argument("--trace", type=output, metavar="FILE", help="write it for ui.perfetto.dev")
     simulate.set_defaults(command=_simulate)
 
+    add_frontier(commands)
     add_solve(commands)
 
-    export = commands.add_parser("export-problem", help="write what the search is given for a step, for `solve`")
-    _add_step(export, hardware_or_target=True)
-    export.add_argument("--json", type=output, metavar="FILE", required=True, help="to write: .json or .json.gz")
+    export = commands.add_parser(
+        "export-problem", help="write what the search is given for a step, for `solve`"
+    )
+    add_step(export, hardware_or_target=True)
+    export.add_argument(
+        "--json", type=output, metavar="FILE", required=True, help="to write: .json or .json.gz"
+    )
     export.set_defaults(command=_export_problem)
 
     hardware = commands.add_parser("hardware", help="the hardware profiles, or one with its sources")
@@ -113,47 +124,21 @@ def command_parser() -> argparse.ArgumentParser:
     hardware.set_defaults(command=_hardware)
 
     calibrate = commands.add_parser("calibrate", help="measure this machine and write its hardware profile")
-    calibrate.add_argument("profile", type=output, metavar="FILE.toml", help="goes on where an earlier call stopped")
+    calibrate.add_argument(
+        "profile", type=output, metavar="FILE.toml", help="goes on where an earlier call stopped"
+    )
     calibrate.add_argument("--like", metavar="NAME", help="the profile that fills in what can't be measured")
     calibrate.add_argument(
-        "--host-devices", type=int, metavar="N", help="measure N forced host devices instead of an accelerator"
+        "--host-devices",
+        type=int,
+        metavar="N",
+        help="measure N forced host devices instead of an accelerator",
     )
     calibrate.set_defaults(command=_calibrate)
 
     models = commands.add_parser("models", help="what `plan` can plan of the package `models` found here")
     models.set_defaults(command=_models)
     return parser
-
-
-def _add_step(parser: argparse.ArgumentParser, *, hardware_or_target: bool) -> None:
-    """The arguments that name a step, where it is to run, and how it is planned."""
-    parser.add_argument(
-        "step",
-        metavar="MODULE:FUNCTION",
-        help="a function of no arguments that returns (step, shapes); or a step, with --args; "
-        "or module:config of a module with CONFIGS and make_train_step, such as models.gpt:tiny",
-    )
-    parser.add_argument("--args", metavar="MODULE:FUNCTION", help="returns the tuple of the step's arguments")
-    parser.add_argument(
-        "--mesh", type=mesh_axes, required=True, metavar="AXIS=SIZE,...", help="data=4,model=2"
-    )
-    where = parser.add_mutually_exclusive_group(required=hardware_or_target)
-    if hardware_or_target:
-        where.add_argument("--hardware", metavar="NAME", help="one that `jaxplan hardware` lists")
-    where.add_argument(
-        "--target",
-        metavar="NAME:DIMS",
-        help="devices to compile for: tpu-v5e:2x4 (chips), h100:1x1x8 (slices x hosts x devices)"
-        + ("" if hardware_or_target else "; default: this machine's own, forced host devices where it has too few"),
-    )
-    parser.add_argument("--memory", metavar="SIZE", help="budget a device, as 14GiB; default: the profile's")
-    parser.add_argument("--search", metavar="NAME", help="ilp (the default) or a template such as fsdp")
-    parser.add_argument(
-        "--donate",
-        type=positions,
-        metavar="N,...",
-        help='positions of donated arguments; default: "", and 0 (the state) for module:config',
-    )
 
 
 class _ShowVersion(argparse.Action):
@@ -172,12 +157,12 @@ def _plan(arguments: argparse.Namespace) -> None:
 
     from .step_source import load_step
 
-    _leave_accelerators_alone()
+    leave_accelerators_alone()
     with progress(f"planning {arguments.step}"):
         source = load_step(arguments.step, arguments.args)
         plan = jaxplan.plan(
             source.step,
-            _mesh(arguments),
+            mesh_of(arguments),
             *source.shapes,
             donate_argnums=source.donate_argnums if arguments.donate is None else arguments.donate,
             hardware=arguments.hardware,
@@ -203,12 +188,14 @@ def _export_problem(arguments: argparse.Namespace) -> None:
     from .step_source import load_step
 
     if arguments.search is not None:
-        raise ArgumentError("export-problem writes the whole problem: a template of --search would not be in it")
-    _leave_accelerators_alone()
+        raise ArgumentError(
+            "export-problem writes the whole problem: a template of --search would not be in it"
+        )
+    leave_accelerators_alone()
     with progress(f"pricing {arguments.step}"):
         source = load_step(arguments.step, arguments.args)
         step = jaxplan.auto_shard(
-            source.step, _mesh(arguments), hardware=arguments.hardware, memory_budget=arguments.memory,
+            source.step, mesh_of(arguments), hardware=arguments.hardware, memory_budget=arguments.memory,
             donate_argnums=source.donate_argnums if arguments.donate is None else arguments.donate,
         )  # fmt: skip
         problem = step.problem(*source.shapes)
@@ -217,25 +204,6 @@ def _export_problem(arguments: argparse.Namespace) -> None:
         f"wrote {arguments.json}: {len(problem.nodes)} nodes, {len(problem.edges)} edges; costs in picoseconds, "
         "usage in bytes"
     )
-
-
-def _leave_accelerators_alone() -> None:
-    """Planning and compiling need no accelerator: none is taken, nor its memory, from whoever is using it."""
-    import jax
-
-    if not jax.config.jax_platforms:  # type: ignore[attr-defined]  # a setting, made when jax is imported
-        jax.config.update("jax_platforms", "cpu")
-
-
-def _mesh(arguments: argparse.Namespace) -> Any:
-    """The mesh of `--mesh` over the devices of `--target`, or over none."""
-    import jax
-
-    import jaxplan
-
-    if arguments.target is None:
-        return jax.sharding.AbstractMesh(tuple(arguments.mesh.values()), tuple(arguments.mesh))
-    return jaxplan.target(arguments.target).mesh(**arguments.mesh)
 
 
 def _verify(arguments: argparse.Namespace) -> int:
@@ -266,7 +234,7 @@ def _audit(arguments: argparse.Namespace) -> None:
 
     from .step_source import load_shardings, load_step
 
-    _leave_accelerators_alone()
+    leave_accelerators_alone()
     with progress(f"auditing {arguments.step}"):
         source = load_step(arguments.step, arguments.args)
         if arguments.shardings is None:
@@ -277,7 +245,7 @@ def _audit(arguments: argparse.Namespace) -> None:
             )
         audit = jaxplan.audit(
             source.step,
-            _mesh(arguments),
+            mesh_of(arguments),
             *source.shapes,
             **subject,
             donate_argnums=source.donate_argnums if arguments.donate is None else arguments.donate,
@@ -296,8 +264,8 @@ def _mesh_of_devices(arguments: argparse.Namespace) -> Any:
     import jax
 
     if arguments.target is not None:
-        _leave_accelerators_alone()
-        return _mesh(arguments)
+        leave_accelerators_alone()
+        return mesh_of(arguments)
     sizes, names = tuple(arguments.mesh.values()), tuple(arguments.mesh)
     if jax.config.jax_platforms == "cpu" and "device_count" not in os.environ.get("XLA_FLAGS", ""):  # type: ignore[attr-defined]
         jax.config.update("jax_num_cpu_devices", math.prod(sizes))

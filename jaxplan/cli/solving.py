@@ -18,11 +18,19 @@ SECONDS_A_LINE = 1.0
 
 
 def add_solve(commands: Any) -> None:
-    solve = commands.add_parser("solve", help="solve a problem of the IOPDDL contest, or one of export-problem")
+    solve = commands.add_parser(
+        "solve", help="solve a problem of the IOPDDL contest, or one of export-problem"
+    )
     solve.add_argument("problem", type=Path, metavar="FILE", help=".json or .json.gz")
-    solve.add_argument("--limit", type=duration_s, metavar="TIME", help="60s, 5min; default: until it is proved")
     solve.add_argument(
-        "--gap", type=ratio, default=1e-4, metavar="PART", help="proved is enough within this part; default: 0.0001"
+        "--limit", type=duration_s, metavar="TIME", help="60s, 5min; default: until it is proved"
+    )
+    solve.add_argument(
+        "--gap",
+        type=ratio,
+        default=1e-4,
+        metavar="PART",
+        help="proved is enough within this part; default: 0.0001",
     )
     solve.add_argument("--seed", type=int, default=0, metavar="N", help="of the random choices; default: 0")
     solve.add_argument("--json", metavar="FILE", help="write the result; - prints that instead of the text")

@@ -8,7 +8,6 @@ beats there are dropped.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -24,6 +23,7 @@ from ..api import (
     model_of,
     pins_of,
     shape_of,
+    speaker,
     stated_orders,
     target_of,
 )
@@ -76,7 +76,7 @@ def frontier(
     input_pins, output_pins, said = pins_of(traced, target.axes, constraints)
     orders = {**stated_orders(traced.graph, target.axes), **said}
     memory_bytes = target.profile.usable_bytes
-    say = _speaker(chosen)
+    say = speaker(chosen)
     pipeline = Pipeline(
         traced, target, model_of(target, chosen), memory_bytes, chosen, output_pins, orders, say
     )
@@ -132,8 +132,3 @@ def _maker(pipeline: Pipeline, found: Found) -> Callable[[], Plan]:
         return finished_plan(pipeline, pipeline.checked("frontier", found), {}, 0.0)
 
     return make
-
-
-def _speaker(options: Options) -> Callable[[str], None]:
-    show = sys.stderr.isatty() if options.progress is None else options.progress
-    return (lambda text: print(f"jaxplan: {text}", file=sys.stderr, flush=True)) if show else (lambda _: None)

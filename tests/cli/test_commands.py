@@ -15,6 +15,7 @@ import pytest
 import jaxplan
 from jaxplan.cli import main
 from jaxplan.errors import InfeasibleError, PlanFileError
+from jaxplan.frontier import Frontier, FrontierPoint
 from jaxplan.plans import PlannedTask
 from tests.plans.factory import make_plan
 
@@ -180,7 +181,16 @@ def test_verify_compiles_for_devices_and_exits_with_its_verdict(
     seen: list[Any] = []
     monkeypatch.setattr(jaxplan, "auto_shard", lambda step, mesh, **settings: (step.__name__, mesh, settings))
     monkeypatch.setattr(jaxplan, "verify", lambda *args, **_: seen.extend(args) or Verdict())
-    command = ["verify", "steps_here:factory", "--mesh", "data=4,model=2", "--search", "fsdp", "--donate", "0"]
+    command = [
+        "verify",
+        "steps_here:factory",
+        "--mesh",
+        "data=4,model=2",
+        "--search",
+        "fsdp",
+        "--donate",
+        "0",
+    ]
     assert main(command) == code
     assert capsys.readouterr().out == "the verdict\n"
     (name, mesh, settings), weights, batch = seen
@@ -194,7 +204,9 @@ def test_audit_hands_over_shardings_or_a_template(
 ) -> None:
     calls: list[dict[str, Any]] = []
     monkeypatch.setattr(jaxplan, "audit", lambda *args, **settings: calls.append(settings) or "the audit")
-    (tmp_path / "laid_here.py").write_text("def laid():\n    return ('in', 'out')\n\ndef alone():\n    return 3\n")
+    (tmp_path / "laid_here.py").write_text(
+        "def laid():\n    return ('in', 'out')\n\ndef alone():\n    return 3\n"
+    )
     command = ["audit", "steps_here:factory", "--mesh", "data=2", "--hardware", "h100"]
     assert main([*command, "--template", "fsdp"]) == 0
     assert main([*command, "--shardings", "laid_here:laid"]) == 0
@@ -321,3 +333,47 @@ def test_simulate_refuses_a_plan_without_tasks(tmp_path: Path, capsys: pytest.Ca
     make_plan().save(tmp_path / "plan.json")
     assert main(["simulate", str(tmp_path / "plan.json")]) == 2
     assert "has no tasks to simulate" in capsys.readouterr().err
+
+
+def test_frontier_writes_its_files_and_prints_its_points(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def frontier(step: Any, mesh: Any, *shapes: Any, **settings: Any) -> Frontier:
+        asked.update(settings, mesh=dict(mesh.shape), shapes=len(shapes))
+        points = (
+            FrontierPoint(step_s=2e-3, peak_bytes=10, bound_s=2e-3),
+            FrontierPoint(step_s=1e-3, peak_bytes=20, bound_s=1e-3),
+        )
+        return Frontier(
+            name="step",
+            mesh="data=2",
+            hardware="tpu-v5e",
+            memory_bytes=30,
+            points=points,
+            method="by hand",
+            eps=0.0,
+        )
+
+    monkeypatch.setattr(jaxplan, "frontier", frontier)
+    (tmp_path / "frontier_step.py").write_text(STEPS)
+    monkeypatch.chdir(tmp_path)
+    picture, saved = tmp_path / "frontier.svg", tmp_path / "frontier.json"
+    command = [
+        "frontier",
+        "frontier_step:factory",
+        "--mesh",
+        "data=2",
+        "--hardware",
+        "tpu-v5e",
+        "--limit",
+        "5s",
+    ]
+    assert main([*command, "--svg", str(picture), "--json", str(saved)]) == 0
+    assert asked == {
+        "eps": 1e-3, "time_limit_s": 5.0, "donate_argnums": (), "hardware": "tpu-v5e", "mesh": {"data": 2}, "shapes": 2,
+    }  # fmt: skip
+    assert "2 plans, by hand" in capsys.readouterr().out
+    assert picture.read_text().startswith("<svg")
+    assert len(Frontier.from_json(saved).points) == 2
