@@ -129,3 +129,10 @@ def test_the_readme_shows_every_command() -> None:
     shown = {command.split()[0] for command in _readme_commands()}
     commands = next(a.choices for a in command_parser()._actions if isinstance(a, argparse._SubParsersAction))
     assert shown == set(commands)
+
+
+def test_importing_jaxplan_loads_neither_solver_nor_compiler() -> None:
+    """They take seconds, and most commands need none of them."""
+    code = "import sys, jaxplan; print(sorted({'numba', 'ortools', 'flax', 'rich'} & set(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"

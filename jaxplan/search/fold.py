@@ -20,8 +20,6 @@ from . import ilp
 from .alike import Contents, colours
 from .base import Incumbent, Progress, SearchResult, Termination
 from .contract import Matrices
-from .dual import DualAscent
-from .dual import ascend as ascend_tied
 from .lifted import LiftedAscent, ascend
 from .problem import StrategyProblem
 from .quotient import Quotient
@@ -157,6 +155,10 @@ def _prices(tied: Tied, found: SearchResult, deadline: float) -> Mapping[int, fl
     reduction = reduce(tied.problem)
     if not limit or reduction.infeasible or not reduction.time_steps.size:
         return {}
+    # compiled code, and what compiles it, are loaded by those who need them
+    from .dual import DualAscent
+    from .dual import ascend as ascend_tied
+
     dual, best = DualAscent(reduction.problem), Incumbent(tied.problem)
     best.offer(found.assignment)
     ascend_tied(dual, best, 0.0, deadline)
