@@ -110,7 +110,7 @@ def _points(pipeline: Pipeline, space: Space, found: Tradeoff) -> tuple[Frontier
     for peak_bytes, step_s, one in sorted(simulated, key=lambda row: row[:2]):
         if kept and step_s >= kept[-1].step_s:
             continue
-        bound_s = min(one.result.bound_s, step_s)
+        bound_s = one.result.bound_s
         kept.append(
             FrontierPoint(step_s=step_s, peak_bytes=peak_bytes, bound_s=bound_s, make=_maker(pipeline, one))
         )

@@ -6,7 +6,7 @@ import json
 import os
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import ArgumentError, InfeasibleError, PlanFileError
@@ -168,7 +168,3 @@ class Frontier:
         from .picture import frontier_picture
 
         Path(path).write_text(frontier_picture(self), encoding="utf-8")
-
-    def without_plans(self) -> Frontier:
-        """The same points, as a file keeps them."""
-        return replace(self, points=tuple(replace(point, make=None) for point in self.points))
