@@ -7,6 +7,7 @@ from numba import njit
 
 from .flat import Flat
 from .problem import Floats, Ints
+from .tables import random
 
 #: Changes that one repair may take.
 MOST_REPAIRS = 2_000
@@ -158,3 +159,27 @@ def repair(flat: Flat, chosen: Ints, load: Ints) -> bool:
             return False
         _move(flat, node, strategy, chosen, load)
     return False
+
+
+@njit(cache=True, nogil=True)
+def grow(flat: Flat, start: int, most: int, seed: int) -> Ints:
+    """Up to `most` nodes that hang together, ascending: from `start` on, each beside one of them at random."""
+    state = np.array([seed + 1, 0], dtype=np.uint64)
+    found = np.empty(most, np.int64)
+    seen = np.zeros(flat.size.size, np.bool_)
+    found[0] = start
+    seen[start] = True
+    count, first = 1, 0
+    # Those up to `first` have no neighbours left; the others stand in random order.
+    while count < most and first < count:
+        pick = first + random(state) % np.uint64(count - first)
+        n = found[pick]
+        found[pick], found[first] = found[first], n
+        first += 1
+        for e in range(flat.near_start[n], flat.near_start[n + 1]):
+            other = flat.near_node[e]
+            if not seen[other] and count < most:
+                seen[other] = True
+                found[count] = other
+                count += 1
+    return np.sort(found[:count])

@@ -6,7 +6,8 @@ A round begins with the shifted costs of the dual bound (dual.py) at the present
   2. Conditioned elimination, again and again with other nodes given up, improves that assignment at the same prices.
   3. What overflows is repaired by single changes; the result is improved within the limit, by single changes and by
      conditioned eliminations at rising prices.
-  4. The prices move along the overflow of the assignment of step 2 (subgradient, Polyak's step).
+  4. Parts of the best assignment so far are assigned anew within the limit (windows.py).
+  5. The prices move along the overflow of the assignment of step 2 (subgradient, Polyak's step).
 
 Rounds that gain nothing make the next ones more thorough, up to an amount of work, and disturb their order.
 """
@@ -25,6 +26,7 @@ from .base import Incumbent
 from .dual import DualAscent
 from .elimination import assign_window
 from .problem import Floats, Ints
+from .windows import Windows
 
 #: Entries of tables that one elimination may hold (a quarter GiB).
 SCRATCH = 1 << 25
@@ -55,6 +57,10 @@ STRAY = 0.5
 
 #: ... and it is up to so many growths less thorough.
 STRAY_LESS = 3
+
+#: Windows take as much work as the round before them, twice that after they gained, and half of it after they did not,
+#: between these shares.
+MOST_SHARE, LEAST_SHARE = 4.0, 0.125
 
 #: A round gains if it closes this share of the gap.
 LEAST_GAIN = 0.01
@@ -89,6 +95,7 @@ class PricedSearch:
         self.kept_s = math.inf
         self.sums, self.most_sums, self.noise, self.step = FIRST_SUMS, FIRST_SUMS, 0.0, FIRST_STEP
         self._since_bound, self._hopeless, self._top_s = 0, 0, -math.inf
+        self._windows, self._share, self._work = Windows(flat, self._pool_s, self._scratch, self._random), 1.0, 0
 
     @property
     def cost_s(self) -> float:
@@ -97,12 +104,15 @@ class PricedSearch:
 
     def run(self, *, patience: float = math.inf, relative_gap: float | None = None) -> None:
         """Rounds until a gap is reached, the deadline is near, or `patience` of them in a row gained nothing."""
-        since, longest_s = 0, 0.0
+        since, took_s = 0, 0.0
         while since < patience and not self.best.closed(self.relative_gap if relative_gap is None else relative_gap):
             began = time.monotonic()
-            if began + longest_s > self.deadline:
+            if began + took_s > self.deadline:
+                # No round would end in time, but windows do.
+                self._refine(math.inf)
                 break
             gap_s = self.best.objective_s - self.best.bound_s
+            growth = 1.0
             if since % 2 and self.kept is not None:
                 self._stray()
             else:
@@ -110,7 +120,10 @@ class PricedSearch:
                 work = self._settle_prices(*self.round())
                 if work < EASY_WORK or (since and work < MOST_WORK):
                     self.most_sums = min(self.most_sums * SUMS_GROWTH, MOST_RELAXED_SUMS)
-            longest_s = time.monotonic() - began
+                    growth = SUMS_GROWTH
+            # The next round takes as long again, at most.
+            took_s = max(took_s, growth * (time.monotonic() - began))
+            self._refine(self._share * self._work)
             left_s = self.best.objective_s - self.best.bound_s
             since = 0 if left_s < (1 - LEAST_GAIN) * gap_s else since + 1
 
@@ -123,6 +136,17 @@ class PricedSearch:
         self.dual.set_prices({peak: price * by for (peak, price), by in zip(kept.items(), luck.tolist(), strict=True)})
         self.round()
         self.dual.set_prices(kept)
+
+    def _refine(self, work: float) -> None:
+        """Windows of the best so far, until they took so much work, or to the deadline."""
+        if self.kept is None:
+            return
+        before_s = self.kept_s
+        found = self._windows.improve(self.kept, before_s, self._prices(), work, self.deadline)
+        self.keep(found.chosen)
+        gained = found.cost_s < before_s
+        self._share = min(2 * self._share, MOST_SHARE) if gained else max(self._share / 2, LEAST_SHARE)
+        self._work = 0
 
     def round(self) -> tuple[float, int, Ints]:
         """One round at the present prices: its bound, the sums that its relaxation took, and what it left alive."""
@@ -222,16 +246,18 @@ class PricedSearch:
             # The tables did not fit: less thorough from now on, and no bound this time.
             self.most_sums = max(self.sums / SUMS_GROWTH, FIRST_SUMS)
             return -math.inf, int(MOST_WORK)
+        self._work += int(state[1])
         return least_s - dual.refund_s - dual.noise_s, int(state[1])
 
     def _condition(self, chosen: Ints, prices: Floats) -> None:
         """Improve an assignment of all nodes at some prices of a byte at each peak."""
         moves.price_window(self.flat, self._all, prices, self._unary_s)
-        sums = min(self.sums, MOST_CONDITIONED_SUMS)
+        sums, state = min(self.sums, MOST_CONDITIONED_SUMS), self._state()
         assign_window(
             self.flat, self._unary_s, self.flat.near_own, self._pool_s, self._scratch, self._all, self._local,
-            chosen, math.log(sums), 1.0, False, self._state(),
+            chosen, math.log(sums), 1.0, False, state,
         )  # fmt: skip
+        self._work += int(state[1])
 
     def _prices(self) -> Floats:
         """Of a byte at each peak."""
