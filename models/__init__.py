@@ -12,20 +12,42 @@ from typing import Any
 
 import jax
 
-from models import dlrm, gnn, gpt, llama, lstm, mamba, mlp, moe, resnet, t5, unet, vit, whisper
+from models import (
+    alexnet,
+    dlrm,
+    gnn,
+    gpt,
+    inception,
+    llama,
+    lstm,
+    mamba,
+    mlp,
+    moe,
+    nmt,
+    resnet,
+    t5,
+    unet,
+    vgg,
+    vit,
+    whisper,
+)
 
 MODELS: dict[str, ModuleType] = {
+    "alexnet": alexnet,
     "dlrm": dlrm,
     "gnn": gnn,
     "gpt": gpt,
+    "inception": inception,
     "llama": llama,
     "lstm": lstm,
     "mamba": mamba,
     "mlp": mlp,
     "moe": moe,
+    "nmt": nmt,
     "resnet": resnet,
     "t5": t5,
     "unet": unet,
+    "vgg": vgg,
     "vit": vit,
     "whisper": whisper,
 }

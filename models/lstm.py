@@ -20,6 +20,7 @@ from models.training import (
     State,
     TrainStep,
     adamw,
+    classification_loss,
     gradient_step,
     new_state,
     random_tokens,
@@ -30,7 +31,10 @@ from models.training import (
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`projection_dim` is the width of what a layer hands on and back; None: `hidden_dim`."""
+    """`projection_dim` is the width of what a layer hands on and back; None: `hidden_dim`.
+
+    `n_classes`: the whole text has one of so many, told from the last output; None: the next tokens are told.
+    """
 
     n_layers: int
     embedding_dim: int
@@ -39,6 +43,7 @@ class Config:
     vocab_size: int
     seq_len: int
     batch_size: int
+    n_classes: int | None = None
     vocab_multiple: int = 8
     dtype: str = "bfloat16"
     learning_rate: float = 1e-3
@@ -69,11 +74,13 @@ _PTB_LARGE = Config(
 
 # Sources of the dims.  ptb-*: Zaremba et al. 2014, arXiv:1409.2329, section 4.1.  big-lstm: Jozefowicz et al.
 # 2016, arXiv:1602.02410, table 1, "2-layer LSTM-8192-1024 (Big LSTM)", with the full softmax and a word
-# embedding.  Batch sizes are ours.
+# embedding.  rnnlm and rnntc: the language model and the text classifier of FlexFlow (Jia et al. 2018,
+# arXiv:1807.05358, section 8), 2 and 4 layers unrolled over 40 words.  Batch sizes are ours.
 CONFIGS: dict[str, Config] = {
     "tiny": _TINY,
     "tiny-bf16": replace(_TINY, dtype="bfloat16"),
     "tiny-projected": replace(_TINY, projection_dim=32),
+    "tiny-classes": replace(_TINY, n_classes=4),
     "ptb-medium": replace(_PTB_LARGE, embedding_dim=650, hidden_dim=650),
     "ptb-large": _PTB_LARGE,
     "big-lstm": Config(
@@ -84,6 +91,10 @@ CONFIGS: dict[str, Config] = {
         vocab_size=793471,
         seq_len=20,
         batch_size=128,
+    ),
+    "rnnlm": replace(_PTB_LARGE, embedding_dim=2048, hidden_dim=2048, seq_len=40),
+    "rnntc": replace(
+        _PTB_LARGE, n_layers=4, embedding_dim=1024, hidden_dim=1024, vocab_size=20000, seq_len=40, n_classes=2
     ),
 }
 
@@ -135,7 +146,7 @@ class LstmLayer(nn.Module):
 
 
 class LstmLanguageModel(nn.Module):
-    """Tokens [batch, length] int32 to logits [batch, length, rounded vocabulary]."""
+    """Tokens [batch, length] int32 to logits [batch, length, rounded vocabulary], or [batch, n_classes]."""
 
     config: Config
 
@@ -147,6 +158,8 @@ class LstmLanguageModel(nn.Module):
         for index in range(config.n_layers):
             layer = LstmLayer(config.hidden_dim, config.projection_dim, config.dtype, name=f"layer_{index}")
             x = layer(x)
+        if config.n_classes is not None:
+            return nn.Dense(config.n_classes, dtype=config.dtype, name="head")(x[:, -1])
         return nn.Dense(vocabulary, dtype=config.dtype, name="head")(x)
 
 
@@ -160,19 +173,26 @@ def init_state(config: Config, key: jax.Array) -> State:
 
 
 def make_train_step(config: Config) -> TrainStep:
-    """The step of one batch; metrics: `loss` in nats a token, `grad_norm`."""
+    """The step of one batch; metrics: `loss` in nats a token, or a text with its `accuracy`; `grad_norm`."""
     model = LstmLanguageModel(config)
 
     def loss_function(params: Any, batch: Batch) -> tuple[jax.Array, Metrics]:
         logits: Any = model.apply({"params": params}, batch["inputs"])
+        if config.n_classes is not None:
+            return classification_loss(logits, batch["labels"])
         return token_cross_entropy(logits, batch["targets"]), {}
 
     return gradient_step(loss_function, adamw(config.learning_rate, config.adam_epsilon))
 
 
 def make_batch(config: Config, key: jax.Array) -> Batch:
-    """`inputs` and `targets`, each [batch_size, seq_len] int32."""
-    return random_tokens(key, config.batch_size, config.seq_len, config.vocab_size)
+    """`inputs` and `targets`, each [batch_size, seq_len] int32; `labels` [batch_size] int32 instead of targets for
+    classes."""
+    tokens = random_tokens(key, config.batch_size, config.seq_len, config.vocab_size)
+    if config.n_classes is None:
+        return tokens
+    labels = jax.random.randint(key, (config.batch_size,), 0, config.n_classes, jnp.int32)
+    return {"inputs": tokens["inputs"], "labels": labels}
 
 
 def batch_shapes(config: Config) -> dict[str, jax.ShapeDtypeStruct]:

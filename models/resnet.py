@@ -1,4 +1,5 @@
-"""ResNet (He et al. 2015, arXiv:1512.03385) in Flax Linen; batch statistics are part of the train state.
+"""ResNet (He et al. 2015, arXiv:1512.03385) and WideResNet (Zagoruyko and Komodakis 2016, arXiv:1605.07146) in Flax
+Linen; batch statistics are part of the train state.
 
 Version 1.5: a bottleneck's stride is on its 3 x 3 convolution, as in torchvision and NVIDIA's reference.
 """
@@ -31,11 +32,13 @@ from models.training import (
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`stage_sizes` blocks a stage; stage i has `width` * 2**i channels, times 4 outside a bottleneck."""
+    """`stage_sizes` blocks a stage; stage i has `width` * 2**i channels, times 4 outside a bottleneck and times `widen`
+    inside it."""
 
     stage_sizes: tuple[int, ...]
     bottleneck: bool
     width: int = 64
+    widen: int = 1
     image_size: int = 224
     n_classes: int = 1000
     batch_size: int = 1024
@@ -56,14 +59,18 @@ _TINY = Config(
     adam_epsilon=TINY_ADAM_EPSILON,
 )
 
-# Dims: the paper's table 1.  Batch sizes are ours.
+# Dims: the paper's table 1; the wide ones as in torchvision.  Batch sizes are ours.
 CONFIGS: dict[str, Config] = {
     "tiny": _TINY,
     "tiny-bf16": replace(_TINY, dtype="bfloat16"),
     "tiny-bottleneck": replace(_TINY, bottleneck=True),
+    "tiny-wide": replace(_TINY, bottleneck=True, widen=2),
     "resnet18": Config(stage_sizes=(2, 2, 2, 2), bottleneck=False),
     "resnet50": Config(stage_sizes=(3, 4, 6, 3), bottleneck=True),
+    "resnet101": Config(stage_sizes=(3, 4, 23, 3), bottleneck=True),
     "resnet152": Config(stage_sizes=(3, 8, 36, 3), bottleneck=True),
+    "wide-resnet50-2": Config(stage_sizes=(3, 4, 6, 3), bottleneck=True, widen=2),
+    "wide-resnet101-2": Config(stage_sizes=(3, 4, 23, 3), bottleneck=True, widen=2),
 }
 
 
@@ -71,6 +78,7 @@ class Block(nn.Module):
     """A residual block, basic (3 x 3, 3 x 3) or bottleneck (1 x 1, 3 x 3, 1 x 1)."""
 
     width: int
+    widen: int
     stride: int
     bottleneck: bool
     conv: Callable[..., Any]
@@ -83,8 +91,9 @@ class Block(nn.Module):
         spatial = partial(self.conv, kernel_size=(3, 3), padding=1)
         if self.bottleneck:
             width_out = 4 * self.width
-            y = nn.relu(self.norm(name="norm_1")(self.conv(self.width, (1, 1), name="conv_1")(x)))
-            y = nn.relu(self.norm(name="norm_2")(spatial(self.width, strides=stride, name="conv_2")(y)))
+            inside = self.widen * self.width
+            y = nn.relu(self.norm(name="norm_1")(self.conv(inside, (1, 1), name="conv_1")(x)))
+            y = nn.relu(self.norm(name="norm_2")(spatial(inside, strides=stride, name="conv_2")(y)))
             y = self.conv(width_out, (1, 1), name="conv_3")(y)
         else:
             width_out = self.width
@@ -120,7 +129,8 @@ class ResNet(nn.Module):
             for index in range(n_blocks):
                 stride = 2 if stage > 0 and index == 0 else 1
                 name = f"stage_{stage}_block_{index}"
-                x = Block(config.width * 2**stage, stride, config.bottleneck, conv, norm, name=name)(x)
+                width = config.width * 2**stage
+                x = Block(width, config.widen, stride, config.bottleneck, conv, norm, name=name)(x)
         return nn.Dense(config.n_classes, dtype=config.dtype, name="head")(jnp.mean(x, axis=(1, 2)))
 
 
