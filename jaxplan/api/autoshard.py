@@ -14,6 +14,7 @@ from ..errors import ArgumentError, PlanMismatchError
 from ..ir import Traced, trace
 from ..plans import Plan
 from ..search import StrategyProblem
+from ..sharding import registered
 from ..units import parse_bytes
 from .annotations import annotations_of
 from .arguments import as_auto_mesh_in_force, collector_paused, outside_any_mesh, shape_of
@@ -118,7 +119,8 @@ class ShardedStep:
             return trace(
                 self._fn, shaped, shaped_kwargs, static_argnums=tuple(sorted(positions)),
                 static_argnames=self._static_names, donate_argnums=self._donate, while_trips=self._options.while_trips,
-                axes=self._target.axes, keep_constraints=self._options.annotations == "pin",
+                axes=self._target.axes, keep_constraints=self._options.annotations == "pin", ruled=registered(),
+                platform=self._target.platform,
             )  # fmt: skip
 
     def _settings(self) -> dict[str, str]:

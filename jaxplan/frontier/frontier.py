@@ -39,6 +39,7 @@ from ..search import (
     decide,
     tradeoff,
 )
+from ..sharding import registered
 from .points import Frontier, FrontierPoint
 
 
@@ -71,8 +72,9 @@ def frontier(
     donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
     shaped = tuple(jax.tree.map(shape_of, shape) for shape in shapes)
     traced = trace(
-        train_step, shaped, {}, donate_argnums=donated, while_trips=chosen.while_trips, axes=target.axes
-    )
+        train_step, shaped, {}, donate_argnums=donated, while_trips=chosen.while_trips, axes=target.axes,
+        ruled=registered(), platform=target.platform,
+    )  # fmt: skip
     input_pins, output_pins, said = pins_of(traced, target.axes, constraints)
     orders = {**stated_orders(traced.graph, target.axes), **said}
     memory_bytes = target.profile.usable_bytes

@@ -26,7 +26,7 @@ from ..ir import Traced, trace
 from ..lowering import Priced, compiled_collectives, compiled_memory, lower_flat, price
 from ..plans import Constraint, Plan
 from ..search import graph_rules
-from ..sharding import Layout
+from ..sharding import Layout, registered
 from .audit_text import audit_text
 from .layouts import written_layouts
 
@@ -132,7 +132,10 @@ def audit(
     target = target_of(mesh, hardware)
     donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
     shaped = tuple(jax.tree.map(shape_of, shape) for shape in shapes)
-    traced = trace(train_step, shaped, {}, donate_argnums=donated, while_trips=chosen.while_trips)
+    traced = trace(
+        train_step, shaped, {}, donate_argnums=donated, while_trips=chosen.while_trips, ruled=registered(),
+        platform=target.platform,
+    )  # fmt: skip
     auditor = _Auditor(traced, target, chosen)
     budget_bytes = budget_of(target, memory_budget)
     plan = make_plan(traced, target, budget_bytes, None, chosen)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from ..errors import TraceError
 from .flatten import Flattener, live_ops
 from .foreign_mesh import Axes, auto_mesh_of, restated
 from .graph import Graph
+from .third_party import seen_into
 
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 """Where an object lies in memory, as a function in a parameter prints it: no two processes agree on it."""
@@ -67,6 +68,8 @@ def trace(
     while_trips: float = 16.0,
     axes: Axes | None = None,
     keep_constraints: bool = True,
+    ruled: Collection[str] = (),
+    platform: str | None = None,
 ) -> Traced:
     """Trace `fn(*args, **kwargs)`; arrays and ShapeDtypeStructs alike, nothing is allocated.
 
@@ -74,6 +77,8 @@ def trace(
       axes: (name, size) of the mesh that `with_sharding_constraint` inside the step is said again on, whatever mesh it
         names, and that a bare PartitionSpec there means; None: as it stands.
       keep_constraints: False leaves all of them out.
+      ruled: primitives with a sharding rule; the others are seen through where they are written in jax, if `platform`,
+        what the step is lowered for, is given (see `third_party`).
 
     Raises:
       TraceError: state comes back with another shape or dtype, or an axis of `pmap`/`shard_map` is unbound.
@@ -94,6 +99,8 @@ def trace(
         ) from error
     lowered = stage.lojax
     jaxpr, consts = as_closed(lowered.jaxpr)
+    if platform is not None:
+        jaxpr = seen_into(jaxpr, ruled, platform)
     static = {n % len(args) for n in static_argnums} if args else set()
     dynamic_args = tuple(a for i, a in enumerate(args) if i not in static)
     dynamic_kwargs = {k: v for k, v in sorted(kwargs.items()) if k not in static_argnames}

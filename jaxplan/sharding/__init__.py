@@ -19,6 +19,7 @@ from .rule import RuleBuilder as RuleBuilder
 from .rule import parse_rule as parse_rule
 from .rules import local_function as local_function
 from .rules import register_rule as register_rule
+from .rules import registered as registered
 from .rules import rule_for as rule_for
 from .rules import runs_locally as runs_locally
 from .spec import NONE as NONE

@@ -1,0 +1,124 @@
+"""Primitives of other libraries that are written in jax themselves: seen through, like a call.
+
+Such a primitive (Equinox has some) carries rules of its own for derivatives or batching, and is otherwise a function of
+jax: what runs outside jit, its `impl`, is also what it is lowered to.  Where both give the same StableHLO on the
+platform that is planned for, the primitive's equation is replaced by a call of that function's jaxpr, whose operations
+have rules.  Anything else (a kernel, a callback, another program on this platform) stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core.primitives import closed_call_p
+
+from .._jax import as_closed, equation_context, subjaxprs
+from .flatten import SEEN_THROUGH
+
+_WALKED = frozenset({*SEEN_THROUGH, "scan", "while", "cond"})
+"""Primitives whose jaxprs are looked into: calls, loops and branches."""
+
+_DEPTH = 4
+"""How often such primitives are looked for inside each other."""
+
+
+class _Rewriter:
+    """Rewrites jaxprs; one for each program, as it remembers what equal equations became."""
+
+    def __init__(self, known: Collection[str], platform: str) -> None:
+        self._known, self._platform = known, platform
+        self._bodies: dict[Any, Any] = {}
+
+    def jaxpr(self, body: Any, depth: int = 0) -> Any:
+        """`body`, open or closed, with what could be seen through as calls; itself where nothing could."""
+        jaxpr, _ = as_closed(body)
+        equations = [self._equation(eqn, depth) for eqn in jaxpr.eqns]
+        if all(new is old for new, old in zip(equations, jaxpr.eqns, strict=True)):
+            return body
+        changed = jaxpr.replace(eqns=equations)
+        return changed if jaxpr is body else body.replace(jaxpr=changed)
+
+    def _equation(self, eqn: Any, depth: int) -> Any:
+        name = eqn.primitive.name
+        if name in _WALKED:
+            params = {key: self._parameter(value, depth) for key, value in eqn.params.items()}
+            same = all(_same(new, eqn.params[key]) for key, new in params.items())
+            return eqn if same else eqn.replace(params=params)
+        if name in self._known or depth == _DEPTH or any(eqn.effects):
+            return eqn
+        body = self._body(eqn, depth)
+        return eqn if body is None else eqn.replace(primitive=closed_call_p, params={"call_jaxpr": body})
+
+    def _parameter(self, value: Any, depth: int) -> Any:
+        if isinstance(value, (Jaxpr, ClosedJaxpr)):
+            return self.jaxpr(value, depth)
+        if type(value) is tuple and any(isinstance(x, (Jaxpr, ClosedJaxpr)) for x in value):  # branches
+            return tuple(self._parameter(x, depth) for x in value)
+        return value
+
+    def _body(self, eqn: Any, depth: int) -> Any:
+        """The jaxpr that an equation stands for, or None."""
+        key = (eqn.primitive, tuple(eqn.params.items()), tuple(str(v.aval) for v in eqn.invars))
+        try:
+            if key not in self._bodies:
+                self._bodies[key] = self._found(eqn)
+            body = self._bodies[key]
+        except TypeError:  # parameters that can't be hashed
+            body = self._found(eqn)
+        return body if body is None else self.jaxpr(body, depth + 1)
+
+    def _found(self, eqn: Any) -> Any:
+        primitive, params = eqn.primitive, eqn.params
+        shapes = [
+            jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in eqn.invars
+        ]
+        wanted = [(v.aval.shape, v.aval.dtype) for v in eqn.outvars]
+
+        def leaves(results: Any) -> list[Any]:
+            return list(results) if primitive.multiple_results else [results]
+
+        try:
+            with equation_context(eqn, ""):
+                body = jax.make_jaxpr(lambda *operands: leaves(primitive.impl(*operands, **params)))(*shapes)
+                if [(aval.shape, aval.dtype) for aval in body.out_avals] != wanted:
+                    return None
+                jaxpr, consts = as_closed(body)
+                if any(inner.primitive is primitive and inner.params == params for inner in _all(jaxpr)):
+                    return None  # running it means binding it: nothing is seen
+                bound = self._text(lambda *xs: leaves(primitive.bind(*xs, **primitive.get_bind_params(params))), shapes)
+                seen = self._text(lambda *xs: jax.core.eval_jaxpr(jaxpr, consts, *xs), shapes)
+        except Exception:  # another library's `impl` may fail in any way under a trace; then nothing is seen
+            return None
+        return body if bound == seen else None
+
+    def _text(self, function: Callable[..., Any], shapes: Sequence[Any]) -> str:
+        def run(*operands: Any) -> Any:
+            return function(*operands)
+
+        traced = jax.jit(run, keep_unused=True).trace(*shapes)
+        return str(traced.lower(lowering_platforms=(self._platform,)).as_text())
+
+
+def _same(new: Any, old: Any) -> bool:
+    if type(new) is tuple:
+        return new is old or all(a is b for a, b in zip(new, old, strict=True))
+    return new is old
+
+
+def _all(jaxpr: Any) -> Iterator[Any]:
+    yield from jaxpr.eqns
+    for inner in subjaxprs(jaxpr):
+        yield from _all(as_closed(inner)[0])
+
+
+def seen_into(jaxpr: Any, known: Collection[str], platform: str) -> Any:
+    """`jaxpr` (open) with calls in place of the primitives that could be seen through.
+
+    Args:
+      known: names of primitives to leave alone: those with a sharding rule.
+      platform: what the program will be lowered for, as jax names it ("tpu", "cuda", "cpu").
+    """
+    return _Rewriter(known, platform).jaxpr(jaxpr)
