@@ -23,9 +23,13 @@ def planned_constraints(
     graph: Graph,
     values: Mapping[int, np.ndarray],
     reads: Mapping[tuple[int, int], np.ndarray],
+    copies: Mapping[tuple[int, int], np.ndarray],
     orders: Orders,
 ) -> tuple[Constraint, ...]:
     """Pins where the plan communicates: pending sums are finished where they arise, operands resharded where read.
+
+    An operand that is taken from a copy goes by way of it (`copies`), or the partitioner would bring it straight from
+    where it is made, which is communication of its own.
 
     Sums that a loop accumulates stay pending, see `pending`: their layouts are written down, pending axes included.
     Operations that run in a `shard_map` of their own have all their operands and results written down, as its specs.
@@ -65,11 +69,19 @@ def planned_constraints(
             continue  # nothing moves
         if value in held and (row == UNREDUCED).any():
             continue
-        for step in reshard_path(finished(at_maker), row):
+        start = finished(at_maker)
+        by_way = copies.get((index, position), row)
+        steps = reshard_path(start, finished(by_way)) if _on_the_way(start, by_way, row) else []
+        for step in (*steps, *reshard_path(steps[-1] if steps else start, row)):
             layout = orders.on_the_way(value, index, position, step, len(graph.values[value].shape))
             pin(op.sites[position], layout, value, op.source, op.primitive, "reshard")
     written = [*_local_specs(graph, values, reads, orders), *_held_layouts(graph, values, reads, orders, held)]
     return (*pins.values(), *written)
+
+
+def _on_the_way(start: np.ndarray, copy: np.ndarray, row: np.ndarray) -> bool:
+    """Whether a copy is another layout than where it comes from, and what is read a part of it: free to cut out."""
+    return not np.array_equal(start, finished(copy)) and bool(((copy == row) | (copy < 0)).all())
 
 
 def _constraint(op: Op, site: Site | None, layout: Layout, shape: tuple[int, ...], why: str) -> list[Constraint]:

@@ -2,8 +2,9 @@
 
 The search decides which axes cut a dimension; the order is decided here, after it.  It matters where an axis joins
 or leaves: gathering the most minor axis is an all_gather, gathering a more major one moves every piece first.
-Dimensions that an operation cuts together, or that pass from maker to reader unchanged, share one order (a class);
-each class takes the order that spares most bytes the move, mesh order when it makes no difference.
+Dimensions that an operation cuts together, or that pass from maker to reader unchanged, share one order (a class).
+An all_to_all of several axes takes their order along to the other dimension, or every piece moves once more.  Classes
+take the orders that spare most bytes the move, mesh order when it makes no difference.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from ..sharding import UNREDUCED, Layout, MeshAxes, Rule
 
 Key = tuple[str, int, int, int]
 """("value", index, 0, dim), ("read", operation, operand, dim) or ("output", position, 0, dim)."""
+
+_ROUNDS = 4
+"""Rounds over all classes: a choice can only wait for the choices of a few others, and each spoils less than before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +70,10 @@ def resolve_orders(
     return _Resolver(graph, rules, axes, values, reads, outputs, factors, said).orders()
 
 
+def _only(order: tuple[int, ...], axes: frozenset[int]) -> tuple[int, ...]:
+    return tuple(axis for axis in order if axis in axes)
+
+
 def _cut(row: np.ndarray, dim: int) -> tuple[int, ...]:
     """The axes that cut a dimension, in mesh order."""
     return tuple(axis for axis, place in enumerate(row.tolist()) if place == dim)
@@ -84,6 +92,7 @@ class _Resolver:
         self.sets: dict[Key, tuple[int, ...]] = {}
         self.fixed: set[Key] = set()
         self.wishes: list[tuple[Key, frozenset[int], float]] = []
+        self.taken_along: list[tuple[Key, Key, frozenset[int], float]] = []
 
     def orders(self) -> Orders:
         for value, row in self.values.items():
@@ -156,23 +165,50 @@ class _Resolver:
             for key in (a, b):
                 if stays and key in self.parent:
                     self.wishes.append((key, stays, weight))
+        for left in sorted({place for place in made.tolist() if place >= 0}):
+            for entered in sorted({place for place in row.tolist() if place >= 0} - {left}):
+                moved = frozenset(_cut(made, left)) & frozenset(_cut(row, entered))
+                a, b = ("value", value, 0, left), (*reader, entered)
+                if len(moved) > 1 and a in self.parent and b in self.parent:
+                    self.taken_along.append((a, b, moved, weight))
 
     def _choose(self) -> dict[Key, tuple[int, ...]]:
         wishes: dict[Key, list[tuple[frozenset[int], float]]] = {}
         for key, stays, weight in self.wishes:
             wishes.setdefault(self._find(key), []).append((stays, weight))
+        along: dict[Key, list[tuple[Key, frozenset[int], float]]] = {}
+        for a, b, moved, weight in self.taken_along:
+            one, other = self._find(a), self._find(b)
+            along.setdefault(one, []).append((other, moved, weight))
+            along.setdefault(other, []).append((one, moved, weight))
         fixed = {self._find(key) for key in self.fixed}
+        said = {
+            self._find(key): order
+            for key, order in self.said.items()
+            if key in self.parent and set(order) == set(self.sets[key])
+        }
+        possible: dict[Key, list[tuple[int, ...]]] = {}
+        for root in dict.fromkeys(self._find(key) for key in self.parent):
+            every = list(itertools.permutations(self.sets[root]))  # mesh order first: it is taken of equals
+            possible[root] = [said[root]] if root in said else every[:1] if root in fixed else every
         best: dict[Key, tuple[int, ...]] = {}
-        for root in {self._find(key) for key in self.parent}:
-            orders = [self.sets[root]] if root in fixed else list(itertools.permutations(self.sets[root]))
 
-            def spoiled(order: tuple[int, ...], root: Key = root) -> float:
-                return sum(w for stays, w in wishes.get(root, ()) if set(order[: len(stays)]) != stays)
+        def spoiled(root: Key, order: tuple[int, ...]) -> float:
+            mixed = sum(w for stays, w in wishes.get(root, ()) if set(order[: len(stays)]) != stays)
+            return mixed + sum(
+                w for other, moved, w in along.get(root, ())
+                if other in best and _only(order, moved) != _only(order if other == root else best[other], moved)
+            )  # fmt: skip
 
-            best[root] = min(orders, key=spoiled)  # the first of equals: mesh order
-        for key, order in self.said.items():
-            if key in self.parent and set(order) == set(self.sets[key]):
-                best[self._find(key)] = order
+        # those that can't choose first, then those that have most to lose; then each again beside all others
+        at_stake = {root: sum(w for *_, w in (*wishes.get(root, ()), *along.get(root, ()))) for root in possible}
+        turns = sorted(possible, key=lambda root: (len(possible[root]) > 1, -at_stake[root]))
+        for _ in range(_ROUNDS):
+            before = dict(best)
+            for root in turns:
+                best[root] = min(possible[root], key=lambda order: spoiled(root, order))
+            if best == before:
+                break
         chosen = {key: best[self._find(key)] for key in self.parent}
         # two constraints of one class may say two orders: each holds where it was said
         return chosen | {

@@ -16,7 +16,6 @@ from ..ir import (
     Op,
     Value,
     accumulating_ops,
-    enclosing_stop,
     live_intervals,
     needed_until,
     settled_values,
@@ -24,6 +23,7 @@ from ..ir import (
 )  # fmt: skip
 from ..sharding import UNREDUCED, Moves, Rule, Strategies, all_places, busiest, pieces, reachable, strategies
 from .problem import Edge, Node, StrategyProblem, Usage
+from .sharing import Sharing
 from .space import Allowed, Port, Space, graph_rules
 
 
@@ -68,8 +68,7 @@ class _Builder:
         self.crossing = traffic(graph, self.rules, model.profile.kind)
         self.stored = self.crossing.stored
         self.producers = graph.producers()
-        self.uses = graph.uses()
-        self.around = enclosing_stop(graph)
+        self.sharing = Sharing(graph, rules)
         self.accumulating = accumulating_ops(graph)
         self.nodes: list[Node] = []
         self.edges: list[Edge] = []
@@ -77,7 +76,9 @@ class _Builder:
         self.labels: list[str] = []
         self.values: dict[int, Port] = {}
         self.copies: dict[int, Port] = {}
+        self.copies_inside: dict[int, Port] = {}
         self.reads: dict[tuple[int, int], Port] = {}
+        self.taken_from: dict[tuple[int, int], Port] = {}
         self.node_op: dict[int, int] = {}
         self.node_strategies: dict[int, Strategies] = {}
         self.returned = Counter(graph.outputs)
@@ -91,6 +92,7 @@ class _Builder:
             if position in self.input_pins:
                 places = self._shared(places[self.input_pins[position](places)])
             self._value_node(value, places, self.graph.values[value].name)
+            self._copy(value)
         for op, rule in zip(self.graph.ops, self.rules, strict=True):
             self._op(op, rule)
         outputs = self._outputs()
@@ -107,6 +109,7 @@ class _Builder:
             values=self.values,
             reads=self.reads,
             outputs=outputs,
+            copies=self.taken_from,
             labels=tuple(self.labels),
             node_op=self.node_op,
             strategies=self.node_strategies,
@@ -158,20 +161,18 @@ class _Builder:
         self.node_strategies[node] = options
         trips = op.trips
         if op.primitive == "scan_slice":
-            trips /= self._inner_trips(op)  # the stacked operand is resharded once, before the loop
+            trips /= self.sharing.inner_trips(op.index)  # the stacked operand is resharded once, before the loop
         # an inner loop may gather what it goes along, which the outer one could not before it began
-        tied = rule.follows and not (op.primitive == "scan_slice" and len(self.around[op.index]) > 1)
+        tied = rule.follows and not (op.primitive == "scan_slice" and len(self.sharing.around[op.index]) > 1)
         for position in range(len(op.operands)):
             port = Port(node=node, places=options.operands[position])
             self.reads[op.index, position] = port
             self._read(op, position, port, tied=tied, trips=trips)
         for position, value in enumerate(op.results):
             self.values[value] = Port(node=node, places=options.results[position])
-            self._copy(value, rule)
-
-    def _inner_trips(self, op: Op) -> float:
-        start, stop = self.around[op.index][-1]
-        return next(x.trips for x in self.graph.loops if (x.start, x.stop) == (start, stop)) or 1.0
+            self._copy(value)
+            if op.primitive == "carry_init":
+                self._copy_inside(value)
 
     def _strategies(self, op: Op, rule: Rule) -> Strategies:
         """With sums left pending through additions, and through all that leads to a sum that a loop accumulates."""
@@ -201,54 +202,39 @@ class _Builder:
 
     # -- edges --------------------------------------------------------------------------------------------
 
-    def _follows(self, value: int) -> bool:
+    def _copy(self, value: int) -> None:
         producer = self.producers[value]
-        return producer >= 0 and self.rules[producer].follows
+        readers = {o for o, _ in self.sharing.readers(value) if self.sharing.shares(value, o)}
+        returned = 0 if producer < 0 or self.sharing.follows(value) else self.returned[value]
+        if len(readers) + returned > 1 and self.graph.values[value].shape:
+            self.copies[value] = self._copied(value, self.sharing.trips(value))
 
-    def _readers(self, value: int) -> list[tuple[int, int]]:
-        """Readers of a value other than the carry's own bookkeeping."""
-        ops = self.graph.ops
-        return [(o, p) for o, p in self.uses[value] if not (ops[o].primitive == "carry_next" and p == 1)]
+    def _copy_inside(self, carry: int) -> None:
+        """What the iterations of a loop read of its carry, they bring into layout once each."""
+        readers = {o for o, _ in self.sharing.readers(carry) if self.sharing.shares_inside(carry, o)}
+        if len(readers) > 1 and self.graph.values[carry].shape:
+            self.copies_inside[carry] = self._copied(carry, self.graph.ops[min(readers)].trips)
 
-    def _shares_copy(self, value: int, reader: int) -> bool:
-        """Whether a reader takes the shared copy: it runs as often as the value is made, and may reshard it."""
-        producer, op = self.producers[value], self.graph.ops[reader]
-        made = self.graph.ops[producer].trips if producer >= 0 else 1.0
-        if (
-            op.primitive == "carry_init"
-            and producer >= 0
-            and self.graph.ops[producer].primitive == "scan_stack"
-        ):
-            made /= self._inner_trips(self.graph.ops[producer])
-        if op.trips != made and op.primitive != "scan_slice":
-            return False
-        if producer < 0 or self._follows(value):
-            return not self.rules[reader].follows
-        return True
-
-    def _copy(self, value: int, rule: Rule) -> None:
-        readers = {o for o, _ in self._readers(value) if self._shares_copy(value, o)}
-        if len(readers) + (self.returned[value] if not rule.follows else 0) < 2 or not self.graph.values[value].shape:
-            return
-        made = self.values[value]
-        places = self._all(self.graph.values[value].shape)
-        port = Port(
-            node=self._node(np.zeros(len(places)), f"copy of {self.labels[made.node]}"), places=places
-        )
-        self.copies[value] = port
-        op = self.graph.ops[self.producers[value]]
-        trips = op.trips / (self._inner_trips(op) if op.primitive == "scan_stack" else 1.0)
+    def _copied(self, value: int, trips: float) -> Port:
+        made, places = self.values[value], self._all(self.graph.values[value].shape)
+        node = self._node(np.zeros(len(places)), f"copy of {self.labels[made.node]}")
+        port = Port(node=node, places=places)
         self._edge(made, port, value, tied=False, trips=trips)
+        return port
 
     def _read(self, op: Op, position: int, port: Port, *, tied: bool, trips: float) -> None:
         value = op.operands[position]
         if self.source[value] or value not in self.values:
             return
-        copy = self.copies.get(value)
-        if copy is not None and self._shares_copy(value, op.index):
-            made, can_tie = copy, not self._follows(value)
+        copy, inside = self.copies.get(value), self.copies_inside.get(value)
+        if copy is not None and self.sharing.shares(value, op.index):
+            made, can_tie = copy, not self.sharing.follows(value)
+        elif inside is not None and self.sharing.shares_inside(value, op.index):
+            made, can_tie = inside, True
         else:
-            made, can_tie = self.values[value], self._follows(value)
+            made, can_tie = self.values[value], self.sharing.follows(value)
+        if made is not self.values[value]:
+            self.taken_from[op.index, position] = made
         sliced = op.primitive == "scan_slice"
         self._edge(made, port, value, tied=tied and can_tie, trips=trips, sliced=sliced)
 
@@ -343,10 +329,10 @@ class _Builder:
                 start = producer.index
             copy = self.copies.get(value)
             if copy is not None:
-                others = [needed[o] for o, _ in self._readers(value) if not self._shares_copy(value, o)]
+                others = [needed[o] for o, _ in self.sharing.readers(value) if not self.sharing.shares(value, o)]
                 made_stop = min(max([start + 1, *others]), stop)
                 if producer.primitive == "scan_stack":
-                    made_stop = max(made_stop, self.around[producer.index][-1][1])
+                    made_stop = max(made_stop, self.sharing.around[producer.index][-1][1])
                 self._usage(port, value, start, made_stop)
                 self._usage(copy, value, made_stop, stop)
             else:

@@ -38,6 +38,7 @@ class Space:
       values: port of every value at the place where it is made (absent: a source, any layout at no price).
       reads: port of every (operation, operand position) as that operation needs it.
       outputs: port of every result leaf (by position) that is not tied to an argument.
+      copies: port of the shared copy that an (operation, operand position) takes its operand from, where it takes one.
       labels: for every node what it decides, in words.
       complete: whether every strategy of every operation is there; if not, what a search proves of the problem is not
         proved of the program.
@@ -48,6 +49,7 @@ class Space:
     values: Mapping[int, Port]
     reads: Mapping[tuple[int, int], Port]
     outputs: Mapping[int, Port]
+    copies: Mapping[tuple[int, int], Port]
     labels: tuple[str, ...]
     node_op: Mapping[int, int]
     strategies: Mapping[int, Strategies]
@@ -60,12 +62,14 @@ class Decision:
 
     Attributes:
       values, reads, outputs: the layout row of every value, operand and result leaf.
+      copies: of the shared copy that an operand is taken from.
       compute_s, factors: of every operation its price, and the factor that each axis cuts.
     """
 
     values: Mapping[int, np.ndarray]
     reads: Mapping[tuple[int, int], np.ndarray]
     outputs: Mapping[int, np.ndarray]
+    copies: Mapping[tuple[int, int], np.ndarray]
     compute_s: Mapping[int, float]
     factors: Mapping[int, np.ndarray]
 
@@ -81,6 +85,7 @@ def decide(space: Space, assignment: Sequence[int]) -> Decision:
         values={v: row(port) for v, port in space.values.items()},
         reads={key: row(port) for key, port in space.reads.items()},
         outputs={key: row(port) for key, port in space.outputs.items()},
+        copies={key: row(port) for key, port in space.copies.items()},
         factors={op: space.strategies[n].factors[assignment[n]] for n, op in space.node_op.items()},
         compute_s={op: float(nodes[n].costs_s[assignment[n]]) for n, op in space.node_op.items()},
     )

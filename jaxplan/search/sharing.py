@@ -1,0 +1,62 @@
+"""Which readers of a tensor share one resharded copy of it.
+
+The compiler brings a tensor into a layout once for all that read it so (equal collectives are one), where they run
+as often as each other.  What follows is tied to its maker's layout and reshards nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..ir import Graph, enclosing_stop
+from ..sharding import Rule
+
+
+class Sharing:
+    """The readers of every value of a graph."""
+
+    def __init__(self, graph: Graph, rules: Sequence[Rule]) -> None:
+        self.graph, self.rules = graph, rules
+        self.around = enclosing_stop(graph)
+        self._producers, self._uses = graph.producers(), graph.uses()
+        self._loops = sorted(((x.start, x.stop) for x in graph.loops), key=lambda loop: (loop[0], -loop[1]))
+
+    def follows(self, value: int) -> bool:
+        """Whether a value has the layout of what it is made of."""
+        producer = self._producers[value]
+        return producer >= 0 and self.rules[producer].follows
+
+    def readers(self, value: int) -> list[tuple[int, int]]:
+        """(operation, operand) of the readers of a value other than the carry's own bookkeeping."""
+        ops = self.graph.ops
+        return [(o, p) for o, p in self._uses[value] if not (ops[o].primitive == "carry_next" and p == 1)]
+
+    def trips(self, value: int) -> float:
+        """How often what a value is copied from is there anew in one step: a loop's stack only when all is stacked."""
+        producer = self._producers[value]
+        if producer < 0:
+            return 1.0
+        op = self.graph.ops[producer]
+        return op.trips / (self.inner_trips(producer) if op.primitive == "scan_stack" else 1.0)
+
+    def inner_trips(self, op: int) -> float:
+        """Iterations of the innermost loop around an operation."""
+        start, stop = self.around[op][-1]
+        return next(x.trips for x in self.graph.loops if (x.start, x.stop) == (start, stop)) or 1.0
+
+    def shares(self, value: int, reader: int) -> bool:
+        """Whether a reader takes the shared copy: it runs as often as the value is made, and may reshard it."""
+        producer, op = self._producers[value], self.graph.ops[reader]
+        made = self.graph.ops[producer].trips if producer >= 0 else 1.0
+        if op.primitive == "carry_init":
+            made = self.trips(value)
+        if op.trips != made and op.primitive != "scan_slice":
+            return False
+        if producer < 0 or self.follows(value):
+            return not self.rules[reader].follows
+        return True
+
+    def shares_inside(self, carry: int, reader: int) -> bool:
+        """Whether a reader of a loop's carry stands in that loop itself, in none further in, and may reshard it."""
+        loop = next((x for x in self._loops if x[0] > self._producers[carry]), None)
+        return loop is not None and self.around[reader][-1:] == [loop] and not self.rules[reader].follows
