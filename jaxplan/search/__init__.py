@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
-from . import descend, exhaustive, fold, ilp
+from . import descend, exhaustive, fold, given, ilp
 from .base import Progress as Progress
 from .base import Search as Search
 from .base import SearchResult as SearchResult
@@ -34,7 +36,22 @@ from .space import graph_rules as graph_rules
 from .space import pinned as pinned
 from .tradeoff import tradeoff as tradeoff
 
+
+def _compiled(name: str) -> Search:
+    """The `solve` of a module whose compiled kernels are loaded when it is first called."""
+
+    def solve(problem: StrategyProblem, **settings: Any) -> SearchResult:
+        found: SearchResult = importlib.import_module(f".{name}", __name__).solve(problem, **settings)
+        return found
+
+    return solve
+
+
 #: Every search algorithm by its name; `solve` is "ilp".
 SEARCHES: Mapping[str, Search] = MappingProxyType(
-    {"ilp": ilp.solve, "descend": descend.solve, "exhaustive": exhaustive.solve, "fold": fold.solve_folded}
-)
+    {
+        "ilp": ilp.solve, "descend": descend.solve, "exhaustive": exhaustive.solve, "fold": fold.solve_folded,
+        "ft": _compiled("ft"), "optcnn": _compiled("optcnn"), "dp": _compiled("layer_dp"), "mcmc": _compiled("mcmc"),
+        "lambda": _compiled("scalarised"), "random": _compiled("random_choice"), "templates": given.solve,
+    }
+)  # fmt: skip

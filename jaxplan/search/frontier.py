@@ -15,6 +15,7 @@ plan can be that does (`Tradeoff.bound_at`), from the same tables.
 from __future__ import annotations
 
 import math
+import time
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ import numpy as np
 from ..errors import SolverError
 from .evaluate import Evaluator
 from .problem import Bools, Floats, Ints, StrategyProblem
+from .program import OutOfTime
 from .reduce import reduce
 
 #: Time steps that a point carries; dominance in so many rows is rare, so frontiers grow with each.
@@ -121,15 +123,19 @@ class _Table:
     right: _Table | None = None
 
 
-def trace_frontier(problem: StrategyProblem, *, width: float = 0.0, most_rows: int = MOST_ROWS) -> Tradeoff:
+def trace_frontier(
+    problem: StrategyProblem, *, width: float = 0.0, most_rows: int = MOST_ROWS, deadline: float = math.inf
+) -> Tradeoff:
     """The frontier of a problem; its `limit_bytes` is not looked at.
 
     Args:
       width: points whose bytes differ by a smaller factor than 1 + width are merged.
       most_rows: time steps that the tables may carry.
+      deadline: no table is begun after it, in `time.monotonic` seconds.
 
     Raises:
-      TooWide: the problem's graph is too dense for tables.  SolverError: no assignment is possible.
+      TooWide: the problem's graph is too dense for tables.  SolverError: no assignment is possible.  OutOfTime: the
+        deadline came first.
     """
     reduction = reduce(problem, for_peak=True)
     if reduction.infeasible:
@@ -139,7 +145,7 @@ def trace_frontier(problem: StrategyProblem, *, width: float = 0.0, most_rows: i
     found: dict[tuple[int, ...], TradeoffPoint] = {}
     while True:
         rows = _Rows(small, evaluate_small, steps)
-        final, largest = _Elimination(small, rows, width).run()
+        final, largest = _Elimination(small, rows, width, deadline).run()
         over: dict[int, int] = {}
         for index in range(final.points.seconds.size):
             assignment = _assignment(final, index, len(small.nodes))
@@ -195,9 +201,9 @@ class _Rows:
 
 
 class _Elimination:
-    def __init__(self, problem: StrategyProblem, rows: _Rows, width: float) -> None:
+    def __init__(self, problem: StrategyProblem, rows: _Rows, width: float, deadline: float) -> None:
         self.sizes = [node.costs_s.size for node in problem.nodes]
-        self.width, self.rows, self.largest = width, rows, 1
+        self.width, self.rows, self.largest, self.deadline = width, rows, 1, deadline
         self.tables: list[_Table] = [_unit(rows.count)]
         self.beside: list[set[int]] = [set() for _ in self.sizes]
         for node, costs in enumerate(problem.nodes):
@@ -238,6 +244,8 @@ class _Elimination:
         return final, self.largest
 
     def _sum(self, left: _Table, right: _Table, node: int) -> _Table:
+        if time.monotonic() > self.deadline:
+            raise OutOfTime
         scope = tuple(sorted({*left.scope, *right.scope} - {node}))
         entries = math.prod(self.sizes[v] for v in scope)
         self.largest = max(self.largest, entries * (self.sizes[node] if node >= 0 else 1))

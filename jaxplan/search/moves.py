@@ -71,7 +71,7 @@ def _field(flat: Flat, n: int, chosen: Ints, out: Floats) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _fits(flat: Flat, n: int, now: int, new: int, load: Ints) -> bool:
+def fits(flat: Flat, n: int, now: int, new: int, load: Ints) -> bool:
     """Whether a change adds nothing to any peak over the limit, and brings none over it."""
     for u in range(flat.use_start[n], flat.use_start[n + 1]):
         more = flat.bytes[flat.use_at[u] + new] - flat.bytes[flat.use_at[u] + now]
@@ -83,7 +83,7 @@ def _fits(flat: Flat, n: int, now: int, new: int, load: Ints) -> bool:
 
 
 @njit(cache=True, nogil=True)
-def _move(flat: Flat, n: int, new: int, chosen: Ints, load: Ints) -> None:
+def move(flat: Flat, n: int, new: int, chosen: Ints, load: Ints) -> None:
     for u in range(flat.use_start[n], flat.use_start[n + 1]):
         more = flat.bytes[flat.use_at[u] + new] - flat.bytes[flat.use_at[u] + chosen[n]]
         if more:
@@ -111,8 +111,8 @@ def settle(flat: Flat, chosen: Ints, load: Ints, most_sweeps: int) -> bool:
                         best = s
                 if best == chosen[n]:
                     break
-                if flat.limit_bytes < 0 or _fits(flat, n, chosen[n], best, load):
-                    _move(flat, n, best, chosen, load)
+                if flat.limit_bytes < 0 or fits(flat, n, chosen[n], best, load):
+                    move(flat, n, best, chosen, load)
                     moved = True
                     break
                 field[best] = np.inf
@@ -153,11 +153,11 @@ def repair(flat: Flat, chosen: Ints, load: Ints) -> bool:
                         if field[s] >= flat.forbidden_s > field[now]:
                             continue
                         rate = (field[s] - field[now]) / min(saved, need)
-                        if rate < best_rate and _fits(flat, n, now, s, load):
+                        if rate < best_rate and fits(flat, n, now, s, load):
                             best_rate, node, strategy = rate, n, s
         if node < 0:
             return False
-        _move(flat, node, strategy, chosen, load)
+        move(flat, node, strategy, chosen, load)
     return False
 
 
