@@ -13,14 +13,15 @@ from jax.sharding import AbstractMesh, Mesh
 from ..errors import ArgumentError, PlanMismatchError
 from ..ir import Traced, trace
 from ..plans import Plan
-from ..search import StrategyProblem
+from ..search import Allowed, StrategyProblem
 from ..sharding import registered
 from ..units import parse_bytes
 from .annotations import annotations_of
 from .arguments import as_auto_mesh_in_force, collector_paused, outside_any_mesh, shape_of
+from .candidates import Pipeline
 from .meshes import Target, target_of
 from .options import Options, as_options
-from .planner import make_plan, make_problem
+from .planner import make_pipeline, make_plan
 from .processes import agreed_plan, plan_digest
 from .variant import ExplicitArguments, OtherSignature, Variant
 
@@ -168,8 +169,15 @@ class ShardedStep:
         """What the search is given for these arguments or shapes: for other solvers, and for `jaxplan solve`."""
         ambient = as_auto_mesh_in_force()
         with outside_any_mesh(), collector_paused():
-            traced = self._traced(args, kwargs, ambient)
-            return make_problem(traced, self._target, self._budget, self._constraints, self._options)
+            pipeline, input_pins = self.pipeline(args, kwargs, ambient)
+            return pipeline.space(input_pins).problem
+
+    def pipeline(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], ambient: Any = None
+    ) -> tuple[Pipeline, dict[int, Allowed]]:
+        """Where searches of this signature begin, and the pins of the constraints; for those that compare searches."""
+        traced = self._traced(args, kwargs, ambient or as_auto_mesh_in_force())
+        return make_pipeline(traced, self._target, self._budget, self._constraints, self._options)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """`jax.stages.Lowered` of the planned step; `.compile()` works for compile-only TPU and GPU meshes too."""

@@ -16,6 +16,7 @@ from ..errors import RuleError
 from ..ir import Traced
 from ..lowering import Checked, Key, check, planned_constraints, resolve_orders
 from ..search import (
+    SEARCHES,
     Allowed,
     Decision,
     Search,
@@ -34,7 +35,7 @@ from ..search import (
 )
 from ..sharding import Layout, MeshAxes
 from .meshes import Target
-from .options import Options
+from .options import TEMPLATES, Options
 from .templates import input_kinds, template_pins
 
 NEAR = 1.02
@@ -169,19 +170,33 @@ class Pipeline:
         """Pins of a named template; None when the mesh has too few axes for it."""
         return template_pins(name, self.traced.graph, self.kinds, self.target.axes)
 
+    def given(self, input_pins: Mapping[int, Allowed]) -> dict[str, tuple[int, ...]]:
+        """The templates that fit, as assignments of `space(input_pins)`: what a search may begin from."""
+        space, found = self.space(input_pins), dict[str, tuple[int, ...]]()
+        for name in TEMPLATES:
+            pins = self.template(name)
+            if pins is None:
+                continue
+            self.say(f"pricing template {name}")
+            one = self.search({**pins, **input_pins}, rival=True)
+            if isinstance(one, Found):
+                found[name] = _assignment_in(space, one)
+        return found
+
     def search(
         self, pins: Mapping[int, Allowed], *, stubborn: bool = False, start: Found | Nothing | None = None,
-        rival: bool = False,
+        rival: bool = False, begin: Sequence[int] | None = None,
     ) -> Found | Nothing:  # fmt: skip
         """The cheapest decision under `pins` whose simulated memory fits the budget.
 
         The search's memory rows and the simulation differ a little both ways.  Where the simulation is over budget, the
         rows are tightened; where the rows alone say no, a `stubborn` search asks the simulation near the least peak.
         What a search under more pins found is a `start`: nothing dearer is returned.  A `rival` is only compared with
-        something proved: its own repeated layers are folded where there are any, and no bound is sought.
+        something proved: its own repeated layers are folded where there are any, and no bound is sought.  `begin` is a
+        start too, as an assignment of `space(pins)`.
         """
         space = self.space(pins)
-        hint = _assignment_in(space, start) if isinstance(start, Found) else None
+        hint = _assignment_in(space, start) if isinstance(start, Found) else begin
         limit, loose, strict, excess = self.budget_bytes, self.budget_bytes, 0, 0
         for _ in range(MEMORY_ROUNDS):
             result = self._solve(dataclasses.replace(space.problem, limit_bytes=max(limit, 0)), hint, rival)
@@ -233,9 +248,11 @@ class Pipeline:
 
     def _solve(self, problem: StrategyProblem, hint: Sequence[int] | None, rival: bool) -> SearchResult:
         options = self.options
-        search: Search = solve
+        search: Search = SEARCHES.get(options.search, solve) if not rival else solve
         least = RIVAL_NODES if rival else FOLD_NODES
-        if options.fold is True or (options.fold == "auto" and len(problem.nodes) >= least):
+        if search is solve and (
+            options.fold is True or (options.fold == "auto" and len(problem.nodes) >= least)
+        ):
             search = functools.partial(solve_folded, unfold_gap=options.unfold_gap, bounded=not rival)
         return search(
             problem,

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from ..errors import ArgumentError
 from ..plans import AxisRule, Plan
+from ..search import SEARCHES
 
 ANNOTATIONS = ("pin", "start", "ignore")
 """What may be done with the shardings that a program brings along."""
@@ -22,7 +23,9 @@ class Options:
     """Options of the planner.
 
     Attributes:
-      search: "ilp" (default), or a template by name: "data", "zero1", "fsdp", "megatron", "tensor_fsdp".
+      search: "ilp" (default), exact; or a template by name: "data", "zero1", "fsdp", "megatron", "tensor_fsdp"; or a
+        rival of the exact search, which begins from the best template and proves little or nothing: "ft", "optcnn",
+        "dp", "mcmc", "lambda", "random", "templates", and those that `jaxplan.search.SEARCHES` has besides.
       time_limit_s: of one solve; None waits for the proof.  A limit that strikes makes the result depend on the
         machine's speed, and the plan says so.
       relative_gap: the search stops when the proved bound is this close.
@@ -67,9 +70,10 @@ class Options:
     progress: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.search != "ilp" and self.search not in TEMPLATES:
+        if self.search not in SEARCHES and self.search not in TEMPLATES:
             raise ArgumentError(
-                f'options.search={self.search!r} is unknown: use "ilp" or a template, one of {", ".join(TEMPLATES)}'
+                f"options.search={self.search!r} is unknown: use a search, one of {', '.join(SEARCHES)}, or a "
+                f"template, one of {', '.join(TEMPLATES)}"
             )
         if self.annotations not in ANNOTATIONS:
             raise ArgumentError(

@@ -15,7 +15,7 @@ from ..errors import ArgumentError, InfeasibleError
 from ..hardware import axis_links
 from ..ir import Traced
 from ..plans import Plan
-from ..search import Allowed, StrategyProblem
+from ..search import Allowed, Evaluator
 from .annotations import Said, summary, unruled
 from .candidates import Candidate, Found, Nothing, Pipeline
 from .infeasible import explain_infeasible
@@ -60,14 +60,15 @@ def make_plan(
         input_pins = start_pins
     pipeline = Pipeline(traced, target, model, budget_bytes, options, output_pins, said_orders, say)
     say(f"searching ({options.search})")
-    template = {} if options.search == "ilp" else _template(pipeline)
+    template = _template(pipeline) if options.search in TEMPLATES else {}
     begins = options.annotations == "start" and annotated and not template
     start = pipeline.search(start_pins) if begins else None
-    outcome = pipeline.search({**template, **input_pins}, stubborn=True, start=start)
+    begin = None if template or options.search == "ilp" else _best_given(pipeline, input_pins)
+    outcome = pipeline.search({**template, **input_pins}, stubborn=True, start=start, begin=begin)
     best = pipeline.checked(options.search, outcome) if isinstance(outcome, Found) else None
     times: dict[str, float] = {}
     rivals: dict[str, Found] = {}
-    if options.search == "ilp" and options.compare_templates:
+    if options.search not in TEMPLATES and options.compare_templates:
         best, times, rivals = _against_templates(pipeline, best, input_pins)
     if isinstance(start, Found):
         times["as annotated"] = start.result.objective_s
@@ -93,10 +94,12 @@ def make_plan(
     )
 
 
-def make_problem(
+def make_pipeline(
     traced: Traced, target: Target, budget_bytes: int, constraints: Mapping[str, Any] | None, options: Options
-) -> StrategyProblem:
-    """What the search is given for a traced step; what arguments say of their own shardings is left aside.
+) -> tuple[Pipeline, dict[int, Allowed]]:
+    """Where searches of a traced step begin: its pipeline, and the pins of its constraints on arguments.
+
+    What arguments say of their own shardings is left aside.
 
     Raises:
       ConstraintError: see `pins.pins_of`.  RuleError: `options.strict` and a primitive without a rule.
@@ -104,7 +107,14 @@ def make_problem(
     input_pins, output_pins, said_orders = pins_of(traced, target.axes, constraints)
     model, say = model_of(target, options), speaker(options)
     pipeline = Pipeline(traced, target, model, budget_bytes, options, output_pins, said_orders, say)
-    return pipeline.space(input_pins).problem
+    return pipeline, dict(input_pins)
+
+
+def _best_given(pipeline: Pipeline, input_pins: Mapping[int, Allowed]) -> tuple[int, ...] | None:
+    """The cheapest template that fits, for a search to begin from."""
+    evaluate = Evaluator(pipeline.space(input_pins).problem)
+    given = pipeline.given(input_pins).values()
+    return min(given, key=lambda assignment: evaluate(assignment).objective_s, default=None)
 
 
 def _template(pipeline: Pipeline) -> dict[int, Allowed]:

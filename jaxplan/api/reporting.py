@@ -14,7 +14,7 @@ from ..plans import Alternative, Plan, PlanCost, PlannedCollective, TensorPlan
 from ..sharding import Layout, layout_of_places, pieces, places_of_layout
 from ..units import format_seconds
 from .meshes import Target
-from .options import Options
+from .options import TEMPLATES, Options
 from .schedule import planned_tasks
 
 _WORTH_TELLING = 0.002
@@ -153,7 +153,7 @@ def _cost(
         peak_bytes=best.found.memory.peak_bytes,
         peak_parts=dict(best.found.memory.parts),
         peak_where=ops[best.found.memory.peak_time].source if ops else "",
-        termination=best.found.result.termination.value if best.name == "ilp" else "template",
+        termination="template" if best.name in TEMPLATES else best.found.result.termination.value,
         objective_s=objective_s,
         bound_s=bound_s,
         flops_by_source=_flops_by_source(traced, best),

@@ -21,6 +21,7 @@ from ..errors import ArgumentError, JaxplanError, MeshError
 from .argument_types import output
 from .frontiers import add_frontier
 from .progress import progress
+from .searching import add_searching
 from .solving import add_solve
 from .step_arguments import add_step, leave_accelerators_alone, mesh_of
 
@@ -108,6 +109,7 @@ def command_parser() -> argparse.ArgumentParser:
     simulate.set_defaults(command=_simulate)
 
     add_frontier(commands)
+    add_searching(commands)
     add_solve(commands)
 
     export = commands.add_parser(

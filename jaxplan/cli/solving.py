@@ -68,13 +68,12 @@ def _solve(arguments: argparse.Namespace) -> None:
         raise SolverError(
             f"nothing feasible was found in {arguments.problem} within {result.wall_s:.1f} s: allow more with --limit"
         )
-    best_s = next(wall_s for wall_s, cost, _ in result.history if cost == result.objective_s)
     found = {
         "cost": _whole(result.objective_s),
         "bound": _whole(result.bound_s),
         "gap": result.gap,
         "termination": result.termination.value,
-        "time_to_best_s": round(read_s + best_s, 3),
+        "time_to_best_s": round(read_s + result.best_at_s, 3),
         "wall_s": round(read_s + result.wall_s, 3),
         "peak_usage": result.peak_bytes,
         "usage_limit": contest.problem.limit_bytes,

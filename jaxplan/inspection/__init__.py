@@ -10,4 +10,8 @@ from .compare import Tolerances as Tolerances
 from .findings import Finding as Finding
 from .findings import Quantity as Quantity
 from .findings import Verification as Verification
+from .rivals import Comparison as Comparison
+from .rivals import Rival as Rival
+from .rivals import compare as compare
+from .rivals import compare_on as compare_on
 from .verify import verify as verify

@@ -54,6 +54,8 @@ def optimality_text(plan: Plan) -> str:
         return "proved optimal within the cost model"
     if cost.termination == "template":
         return "a hand-written template"
+    if not cost.bound_s > 0:
+        return "the best that was found; nothing is proved"
     why = {"time_limit": "stopped at the time limit", "interrupted": "interrupted"}.get(cost.termination)
     quality = f"at most {percent(cost.gap)} above the bound of {format_seconds(cost.bound_s)}"
     return f"{why}: {quality}" if why else quality

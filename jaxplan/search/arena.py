@@ -1,7 +1,8 @@
 """Where the rivals of the exact search work: the reduced problem in flat arrays, with room for tables.
 
-The reduction (reduce.py) is exact, so that searching the smaller problem gives nothing away.  All searchers begin from
-the same place, repair what overflows in the same way, and have what they find priced by the same judge.
+The reduction (reduce.py) is exact, so that searching the smaller problem gives nothing away; a search whose worth is in
+its own decisions gets the contracted problem, in which nothing is decided by cost.  All of them begin from the same
+place, repair what overflows in the same way, and have what they find priced by the same judge.
 """
 
 from __future__ import annotations
@@ -187,20 +188,19 @@ def draw(flat: Flat, chosen: Ints, state: NDArray[np.uint64]) -> None:
 
 def search_in_arena(
     problem: StrategyProblem, work: Callable[[Arena], None], *, time_limit_s: float | None, relative_gap: float,
-    seed: int, on_progress: Progress | None, hint: Sequence[int] | None,
+    seed: int, on_progress: Progress | None, hint: Sequence[int] | None, contract_only: bool = False,
 ) -> SearchResult:  # fmt: skip
-    """Let `work` search a problem; see `jaxplan.search.base.Search` for what comes back."""
+    """Let `work` search a problem, reduced or, `contract_only`, contracted; for the rest see `base.Search`."""
     best = Incumbent(problem.verify(), on_progress)
     deadline = math.inf if time_limit_s is None else best.started + time_limit_s
     termination, note = Termination.FEASIBLE, ""
     try:
         if hint is not None:
             best.offer(hint)
-        reduction = reduce(problem)
+        reduction = reduce(problem, contract_only=contract_only)
         if reduction.infeasible:
             return best.result(Termination.INFEASIBLE, reduction.infeasible)
         arena = Arena(reduction, best, deadline=deadline, relative_gap=relative_gap, seed=seed, hint=hint)
-        arena.offer(arena.start)
         work(arena)
         note = arena.note
     except OutOfTime:

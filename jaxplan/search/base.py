@@ -35,8 +35,9 @@ class SearchResult:
     `bound_s` is a proved lower bound on every feasible assignment (-inf when nothing is known).  `assignment`
     is empty, `objective_s` infinite and `peak_bytes` -1 when nothing feasible was found.  INFEASIBLE is a
     proof that there is nothing, and `reason` says which rule it breaks; `least_peak` then tells how many
-    bytes would do.  `history` holds (wall_s, objective_s, bound_s) whenever either got better.  `folded_s` is the
-    least cost found with nodes that are alike choosing alike, where the problem was folded (fold.py).
+    bytes would do.  Of a search that proves nothing, `reason` may say what in it was not exact.  `history` holds
+    (wall_s, objective_s, bound_s) whenever either got better.  `folded_s` is the least cost found with nodes that are
+    alike choosing alike, where the problem was folded (fold.py).
     """
 
     assignment: tuple[int, ...]
@@ -60,6 +61,11 @@ class SearchResult:
         if slack <= 0:
             return 0.0
         return slack / abs(self.objective_s) if self.objective_s else math.inf
+
+    @property
+    def best_at_s(self) -> float:
+        """Seconds after which the assignment was found; infinite without one."""
+        return next((wall_s for wall_s, objective_s, _ in self.history if objective_s == self.objective_s), math.inf)
 
 
 #: (objective_s of the best so far, bound_s), whenever either moves.

@@ -106,7 +106,7 @@ class Points(NamedTuple):
 
 
 class TooWide(SolverError):
-    """A table would have more than `MOST_ENTRIES` entries, or take more than `MOST_SUMS` sums."""
+    """A table would have more than `MOST_ENTRIES` entries, or take more sums than it may."""
 
 
 @dataclass(frozen=True)
@@ -124,13 +124,14 @@ class _Table:
 
 
 def trace_frontier(
-    problem: StrategyProblem, *, width: float = 0.0, most_rows: int = MOST_ROWS, deadline: float = math.inf
-) -> Tradeoff:
+    problem: StrategyProblem, *, width: float = 0.0, most_rows: int = MOST_ROWS, most_sums: int = MOST_SUMS,
+    deadline: float = math.inf,
+) -> Tradeoff:  # fmt: skip
     """The frontier of a problem; its `limit_bytes` is not looked at.
 
     Args:
       width: points whose bytes differ by a smaller factor than 1 + width are merged.
-      most_rows: time steps that the tables may carry.
+      most_rows: time steps that the tables may carry; most_sums: of two points, that making one table may take.
       deadline: no table is begun after it, in `time.monotonic` seconds.
 
     Raises:
@@ -145,7 +146,7 @@ def trace_frontier(
     found: dict[tuple[int, ...], TradeoffPoint] = {}
     while True:
         rows = _Rows(small, evaluate_small, steps)
-        final, largest = _Elimination(small, rows, width, deadline).run()
+        final, largest = _Elimination(small, rows, width, most_sums, deadline).run()
         over: dict[int, int] = {}
         for index in range(final.points.seconds.size):
             assignment = _assignment(final, index, len(small.nodes))
@@ -201,9 +202,10 @@ class _Rows:
 
 
 class _Elimination:
-    def __init__(self, problem: StrategyProblem, rows: _Rows, width: float, deadline: float) -> None:
+    def __init__(self, problem: StrategyProblem, rows: _Rows, width: float, most_sums: int, deadline: float) -> None:
         self.sizes = [node.costs_s.size for node in problem.nodes]
-        self.width, self.rows, self.largest, self.deadline = width, rows, 1, deadline
+        self.width, self.rows, self.largest = width, rows, 1
+        self.most_sums, self.deadline = most_sums, deadline
         self.tables: list[_Table] = [_unit(rows.count)]
         self.beside: list[set[int]] = [set() for _ in self.sizes]
         for node, costs in enumerate(problem.nodes):
@@ -265,10 +267,10 @@ class _Elimination:
         sums = sum(
             int(many[first + i * first_stride] @ others[second + i * second_stride]) for i in range(choices)
         )
-        if sums > MOST_SUMS:
+        if sums > self.most_sums:
             raise TooWide(
-                f"a frontier table over {len(scope)} nodes together would take {sums} sums, more than {MOST_SUMS}: "
-                "the problem has too many trade-offs for elimination"
+                f"a frontier table over {len(scope)} nodes together would take {sums} sums, more than "
+                f"{self.most_sums}: the problem has too many trade-offs for elimination"
             )
         points = combine(
             a.begin, a.seconds, a.bytes, a.low, first, first_stride, b.begin, b.seconds, b.bytes, b.low, second,

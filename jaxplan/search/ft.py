@@ -25,7 +25,10 @@ from .problem import Edge, StrategyProblem
 WIDTH = 1e-3
 
 #: Joint choices that a table may be over: at first, how many times fewer after one took too many sums, and at least.
-MOST_JOINT, FEWER, LEAST_JOINT = 100_000, 10, 10
+MOST_JOINT, FEWER, LEAST_JOINT = 10_000, 10, 10
+
+#: Sums of two points that one table may take: some tenths of a second.
+MOST_SUMS = 20_000_000
 
 #: Eliminations in a row without gain that end the search.
 PATIENCE = 4
@@ -53,20 +56,25 @@ def solve(
 def _eliminate(arena: Arena) -> None:
     problem, current = arena.reduction.problem, arena.start.copy()
     limit = math.inf if problem.limit_bytes is None else problem.limit_bytes
-    joint, since = MOST_JOINT, 0
+    joint, since, rows = MOST_JOINT, 0, 0
     while since < PATIENCE and joint >= LEAST_JOINT:
         arena.check_clock()
         given_up = _given_up(problem, joint, arena.random)
         kept = {node: int(current[node]) for node in given_up}
         try:
-            rows = 0 if math.isinf(limit) else 1
-            found = trace_frontier(restricted(problem, kept), width=WIDTH, most_rows=rows, deadline=arena.deadline)
+            found = trace_frontier(
+                restricted(problem, kept), width=WIDTH, most_rows=rows, most_sums=MOST_SUMS, deadline=arena.deadline
+            )
         except TooWide:
             joint //= FEWER
             continue
         except SolverError:
             # the strategies that were kept forbid everything else
             since += 1
+            continue
+        if not rows and found.points[-1].peak_bytes > limit:
+            # the fastest does not fit: from now on a point carries its bytes
+            rows = 1
             continue
         before_s = arena.best.objective_s
         for point in reversed(found.points):

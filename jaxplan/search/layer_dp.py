@@ -5,16 +5,19 @@ of bytes that they take and every strategy of the last one,
 
     f[i][v][s] = min over s' of f[i - 1][v - bytes(i, s)][s'] + cost(i, s) + between(s', s).
 
-Theirs is a chain of layers.  Here the nodes of the reduced problem are taken in program order, and a node that is
-joined to others than the one before it pays for what those chose on the best way to each state: exact where the problem
-is a chain, and on a program a search that keeps the best way to every pair of memory and strategy.  Memory is what is
-alive at one time step, the worst of the cheapest start, in so many cells (rounded to the nearest); the best ways that
-are found are judged, and repaired, on the whole timeline.
+Theirs is a chain of layers.  Here the nodes of the reduced problem are taken in program order, an argument just before
+its first reader, and a node that is joined to others than the one before it pays for what those chose on the best way
+to each state: exact where the problem is a chain, and on a program a search that keeps the best way to every pair of
+memory and strategy.  So that a way is not the best only because its dear end is still to come, costs are first shifted
+along the edges (dual.py), which changes no assignment's cost: a node then pays what those after it cost at least.
+Memory is what is alive at one time step, the worst of the cheapest start, in so many cells (to the nearest); the
+best ways that are found are judged, and repaired, on the whole timeline.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numba import njit
@@ -23,7 +26,8 @@ from numpy.typing import NDArray
 from . import moves
 from .arena import Arena, search_in_arena
 from .base import Progress, SearchResult
-from .flat import Flat
+from .dual import DualAscent
+from .flat import Flat, edge_numbers, flatten
 from .optcnn import offer_repaired
 from .problem import Ints, StrategyProblem
 
@@ -31,7 +35,10 @@ from .problem import Ints, StrategyProblem
 MOST_CELLS = 256
 
 #: Sums of two states' costs that the whole table may take, and entries that it may have.
-MOST_SUMS, MOST_ENTRIES = 1_000_000_000, 20_000_000
+MOST_SUMS, MOST_ENTRIES = 200_000_000, 20_000_000
+
+#: Sweeps that shift the costs.
+SWEEPS = 30
 
 #: Ways that are read off the table at its end, the cheapest first.
 WAYS = 64
@@ -54,7 +61,8 @@ def solve(
 
 
 def _layers(arena: Arena) -> None:
-    flat, count = arena.flat, arena.flat.size.size
+    order = _order(arena.flat)
+    flat, count = flatten(_shifted(_in_order(arena.reduction.problem, order))), order.size
     slot, n_slots = _slots(flat)
     degree = np.array([int((flat.near_node[a:b] < n).sum()) for n, (a, b) in enumerate(_ranges(flat))])
     previous = np.concatenate([[1], flat.size[:-1]])
@@ -63,7 +71,7 @@ def _layers(arena: Arena) -> None:
     cells = max(min(MOST_CELLS, MOST_SUMS // work, MOST_ENTRIES // (count * widest)), 2)
     taken = np.zeros(int(flat.size.sum()), dtype=np.int64)
     if flat.limit_bytes >= 0 and flat.peaks:
-        step = int(np.argmax(moves.alive_bytes(flat, arena.start)))
+        step = int(np.argmax(moves.alive_bytes(flat, arena.start[order])))
         taken, cells = _cells(flat, step, cells)
     else:
         cells = 1
@@ -78,7 +86,45 @@ def _layers(arena: Arena) -> None:
         if cost_s.ravel()[state] >= flat.forbidden_s + cost_s.min():
             break
         arena.check_clock()
-        offer_repaired(arena, _way_to(int(state), mark))
+        chosen = np.empty(count, dtype=np.int64)
+        chosen[order] = _way_to(int(state), mark)
+        offer_repaired(arena, chosen)
+
+
+def _order(flat: Flat) -> Ints:
+    """The nodes as they stand, those that no earlier one is joined to just before the first that is joined to them."""
+    first = [min([n, *flat.near_node[a:b].tolist()]) for n, (a, b) in enumerate(_ranges(flat))]
+    reader = [min(flat.near_node[a:b].tolist(), default=n) for n, (a, b) in enumerate(_ranges(flat))]
+    place = [reader[n] if first[n] == n else n for n in range(flat.size.size)]
+    return np.array(sorted(range(len(place)), key=lambda n: (place[n], place[n] == n, n)), dtype=np.int64)
+
+
+def _in_order(problem: StrategyProblem, order: Ints) -> StrategyProblem:
+    """The same problem, its node `order[i]` as number i."""
+    number = np.argsort(order).tolist()
+    return replace(
+        problem,
+        nodes=tuple(problem.nodes[n] for n in order),
+        edges=tuple(replace(e, tail=number[e.tail], head=number[e.head]) for e in problem.edges),
+        usages=tuple(replace(u, node=number[u.node]) for u in problem.usages),
+    )
+
+
+def _shifted(problem: StrategyProblem) -> StrategyProblem:
+    """The same problem with its costs shifted to the earlier nodes: whatever is chosen costs the same."""
+    dual = DualAscent(problem)
+    for _ in range(SWEEPS):
+        dual.sweep()
+    size, at = dual.flat.size, dual.flat.at
+    nodes = tuple(
+        replace(node, costs_s=dual.node_s[at[n] : at[n] + size[n]].copy()) for n, node in enumerate(problem.nodes)
+    )
+    edges = []
+    for edge, (ours, theirs) in zip(problem.edges, edge_numbers(problem).tolist(), strict=True):
+        sent_by_tail = dual.sent_s[dual.sent_at[ours] : dual.sent_at[ours] + size[edge.tail]]
+        sent_by_head = dual.sent_s[dual.sent_at[theirs] : dual.sent_at[theirs] + size[edge.head]]
+        edges.append(replace(edge, costs_s=edge.costs_s + sent_by_tail[:, None] + sent_by_head))
+    return replace(problem, nodes=nodes, edges=tuple(edges))
 
 
 def _ranges(flat: Flat) -> list[tuple[int, int]]:

@@ -35,7 +35,7 @@ CHAIN_A_STRATEGY, MOST_CHAIN = 500, 250_000
 TEMPERATURES = (2e-1, 2e-3, 2e-4)
 
 #: Chains without a better assignment that are needed to end the walk, at least.
-PATIENCE = 6
+PATIENCE = 30
 
 
 def solve(
@@ -50,7 +50,7 @@ def solve(
     """The best assignment on the walk, or the hint; no bound.  See `jaxplan.search.base.Search`."""
     return search_in_arena(
         problem, _walk, time_limit_s=time_limit_s, relative_gap=relative_gap, seed=seed, on_progress=on_progress,
-        hint=hint,
+        hint=hint, contract_only=True,
     )  # fmt: skip
 
 
@@ -58,7 +58,7 @@ def _walk(arena: Arena) -> None:
     flat, best = arena.flat, arena.start.copy()
     if not (flat.size > 1).any():
         return
-    fitting = arena.fits(best)
+    fitting = arena.offer(best)
     least_s = arena.cost_s(best) if fitting else math.inf
     length, chain, last_gain = min(CHAIN_A_STRATEGY * int(flat.size.sum()), MOST_CHAIN), 0, 0
     while chain - last_gain < max(PATIENCE, chain / 2):

@@ -30,5 +30,5 @@ def solve(
 
     return search_in_arena(
         problem, work, time_limit_s=time_limit_s, relative_gap=relative_gap, seed=seed, on_progress=on_progress,
-        hint=hint,
+        hint=hint, contract_only=True,
     )  # fmt: skip

@@ -56,8 +56,13 @@ class Reduction:
         return tuple(chosen)
 
 
-def reduce(problem: StrategyProblem, *, for_peak: bool = False) -> Reduction:
-    """Reduce a problem; `for_peak` keeps every time step, for minimising the peak instead of meeting a limit."""
+def reduce(problem: StrategyProblem, *, for_peak: bool = False, contract_only: bool = False) -> Reduction:
+    """Reduce a problem.
+
+    Args:
+      for_peak: keep every time step, for minimising the peak instead of meeting a limit.
+      contract_only: decide nothing by cost: only what follows from the pairs, and what can't be, is gone.
+    """
     graph = Contraction(problem)
     limit = -1 if for_peak else problem.limit_bytes
     try:
@@ -67,7 +72,7 @@ def reduce(problem: StrategyProblem, *, for_peak: bool = False) -> Reduction:
             if peaks.overflow is not None and not for_peak:
                 reason = f"at time step {peaks.overflow} the least choices already exceed {limit} bytes"
                 return _give_up(problem, graph, reason)
-            if not (_dominate(graph, peaks) | _eliminate(graph, peaks)):
+            if contract_only or not (_dominate(graph, peaks) | _eliminate(graph, peaks)):
                 break
         else:
             graph.settle()

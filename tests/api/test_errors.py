@@ -182,7 +182,7 @@ def test_the_step_is_no_function(mesh_4x2: Mesh) -> None:
     ("options", "words"),
     [
         ({"serach": "ilp"}, ["unknown options ['serach']", "'search'"]),
-        ({"search": "magic"}, ["options.search='magic'", '"ilp"', "zero1"]),
+        ({"search": "magic"}, ["options.search='magic'", "ilp", "mcmc", "zero1"]),
         ({"overlap": 1.5}, ["options.overlap=1.5", "[0, 1)"]),
         ({"time_limit_s": -1}, ["options.time_limit_s=-1", "positive"]),
         ({"while_trips": 0}, ["options.while_trips=0", "positive"]),

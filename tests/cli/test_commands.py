@@ -335,6 +335,29 @@ def test_simulate_refuses_a_plan_without_tasks(tmp_path: Path, capsys: pytest.Ca
     assert "has no tasks to simulate" in capsys.readouterr().err
 
 
+def test_search_plans_by_the_search_that_was_named(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxplan, "Options", lambda **fields: fields)
+    command = ["search", "steps_here:factory", "--mesh", "data=2", "--hardware", "h100", "--algo", "mcmc"]
+    assert main([*command, "--budget", "5s", "--seed", "3", "--json", "found.json"]) == 0
+    assert recorder.calls[0][1]["options"] == {"search": "mcmc", "time_limit_s": 5.0, "seed": 3}
+    assert Path("found.json").read_text() == "json"
+
+
+def test_compare_prints_every_search_beside_the_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "compared_step.py").write_text(STEPS)
+    monkeypatch.chdir(tmp_path)
+    command = ["compare", "compared_step:factory", "--mesh", "data=2", "--hardware", "tpu-v5e", "--budget", "5s"]
+    assert main([*command, "--algos", "ilp,mcmc,templates"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "5 s each" in lines[0] and "best template" in lines[1]
+    assert [line.split()[0] for line in lines[3:]] == ["ilp", "mcmc", "templates"]
+    assert " optimal" in lines[3]
+    assert main([*command, "--algos", "magic"]) == 2
+    assert "name some of" in capsys.readouterr().err
+
+
 def test_frontier_writes_its_files_and_prints_its_points(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
