@@ -17,9 +17,13 @@ from .errors import RuleError as RuleError
 from .errors import SolverError as SolverError
 from .errors import TargetError as TargetError
 from .errors import TraceError as TraceError
+from .frontier import Curve as Curve
+from .frontier import DevicesPoint as DevicesPoint
 from .frontier import Frontier as Frontier
 from .frontier import FrontierPoint as FrontierPoint
+from .frontier import curve as curve
 from .frontier import frontier as frontier
+from .frontier import min_devices as min_devices
 from .hardware import CompileTarget as CompileTarget
 from .hardware import target as target
 from .inspection import Audit as Audit

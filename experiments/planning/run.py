@@ -22,9 +22,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 
 import jaxplan
+from jaxplan.api import model_of
 from jaxplan.api.meshes import target_of
 from jaxplan.api.options import Options
-from jaxplan.api.planner import model_of
 from jaxplan.errors import InfeasibleError
 from jaxplan.ir import trace
 from jaxplan.search import build, graph_rules, solve, solve_folded

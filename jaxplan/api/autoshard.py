@@ -11,14 +11,17 @@ import jax
 from jax.sharding import AbstractMesh, Mesh
 
 from ..errors import ArgumentError, PlanMismatchError
+from ..hardware import CompileTarget
 from ..ir import Traced, trace
 from ..plans import Plan
 from ..search import Allowed, StrategyProblem
-from ..sharding import registered
+from ..sharding import MeshAxes, registered
 from ..units import parse_bytes
-from .annotations import annotations_of
+from .annotations import Said, annotations_of
 from .arguments import as_auto_mesh_in_force, collector_paused, outside_any_mesh, shape_of
 from .candidates import Pipeline
+from .devices import AUTO, Devices, devices_of
+from .mesh_search import plan_on_devices
 from .meshes import Target, target_of
 from .options import Options, as_options
 from .planner import make_pipeline, make_plan
@@ -30,14 +33,15 @@ class ShardedStep:
     """A step that plans and compiles itself on the first call of each abstract signature.  Made by `auto_shard`."""
 
     def __init__(
-        self, fn: Callable[..., Any], mesh: Any, *, donate_argnums: Sequence[int], static_argnums: Sequence[int],
-        static_argnames: Sequence[str], hardware: Any, memory_budget: int | str | None,
+        self, fn: Callable[..., Any], place: Target | Devices, *, donate_argnums: Sequence[int],
+        static_argnums: Sequence[int], static_argnames: Sequence[str], memory_budget: int | str | None,
         constraints: Mapping[str, Any] | None, options: Options,
     ) -> None:  # fmt: skip
         functools.update_wrapper(self, fn)
-        self._fn, self._target = fn, target_of(mesh, hardware)
+        # devices until the first plan chooses their mesh, for all signatures: they share their state
+        self._fn, self._place = fn, place
         self._donate, self._static, self._static_names = donate_argnums, static_argnums, static_argnames
-        self._budget = budget_of(self._target, memory_budget)
+        self._budget = budget_of(place, memory_budget)
         self._constraints, self._options = constraints, options
         self._variants: dict[Hashable, Variant] = {}
         self._last: dict[Hashable, Variant] = {}  # by static arguments, the latest
@@ -90,27 +94,37 @@ class ShardedStep:
         ambient: Any,
     ) -> Variant:
         """A plan made now; `ambient` is the context to trace in."""
-        traced = self._traced(args, kwargs, ambient)
         positions = self._positions(args)
         donated = {n % len(args) for n in self._donate} if args else set()
         donate = [i for i, n in enumerate(n for n in range(len(args)) if n not in positions) if n in donated]
-        said = annotations_of((dynamic, dynamic_kwargs), self._target.axes, self._options.axis_rules)
+        call = _Call(
+            traced=lambda target: self._traced(args, kwargs, ambient, target),
+            said=lambda axes: annotations_of((dynamic, dynamic_kwargs), axes, self._options.axis_rules),
+        )
+        if isinstance(self._place, Devices) and self._options.plan is not None:
+            self._place = self._place.target(self._options.plan.axes)
+        if isinstance(self._place, Devices):
+            plan, traced, self._place = plan_on_devices(
+                self._place, call, self._budget, self._constraints, self._options, self._settings({})
+            )
+            return Variant(traced, plan, self._place, donate, bool(dynamic_kwargs))
+        target = self._place
+        traced, said = call.traced(target), call.said(target.axes)
 
         def make() -> Plan:
             if self._options.plan is not None:
-                return _bound(self._options.plan, traced, self._target)
-            return make_plan(traced, self._target, self._budget, self._constraints, self._options, said)
+                return _bound(self._options.plan, traced, target)
+            return make_plan(traced, target, self._budget, self._constraints, self._options, said)
 
-        settings = {**self._settings(), "annotations": str(sorted(said.items())) if said else "none"}
-        plan = agreed_plan(traced, self._target, settings, make)
-        return Variant(traced, plan, self._target, donate, bool(dynamic_kwargs))
+        plan = agreed_plan(traced, target, self._settings(said), make)
+        return Variant(traced, plan, target, donate, bool(dynamic_kwargs))
 
     def _positions(self, args: tuple[Any, ...]) -> set[int]:
         """Where the static arguments are."""
         return {n % len(args) for n in self._static if -len(args) <= n < len(args)} if args else set()
 
-    def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any], ambient: Any) -> Traced:
-        """The step's program, traced in a context."""
+    def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any], ambient: Any, target: Target) -> Traced:
+        """The step's program, traced in a context for a target."""
         positions = self._positions(args)
         shaped = tuple(a if i in positions else jax.tree.map(shape_of, a) for i, a in enumerate(args))
         shaped_kwargs = {
@@ -120,17 +134,18 @@ class ShardedStep:
             return trace(
                 self._fn, shaped, shaped_kwargs, static_argnums=tuple(sorted(positions)),
                 static_argnames=self._static_names, donate_argnums=self._donate, while_trips=self._options.while_trips,
-                axes=self._target.axes, keep_constraints=self._options.annotations == "pin", ruled=registered(),
-                platform=self._target.platform,
+                axes=target.axes, keep_constraints=self._options.annotations == "pin", ruled=registered(),
+                platform=target.platform,
             )  # fmt: skip
 
-    def _settings(self) -> dict[str, str]:
+    def _settings(self, said: Mapping[int, Said]) -> dict[str, str]:
         """What a plan depends on besides the program, in words that are the same in every process."""
         options = dataclasses.replace(self._options, plan=None, progress=None)
         return {
             "memory budget": f"{self._budget} bytes",
             "constraints": str(dict(self._constraints or {})),
             "options": repr(options),
+            "annotations": str(sorted(said.items())) if said else "none",
             "given plan": plan_digest(self._options.plan) if self._options.plan is not None else "none",
         }
 
@@ -175,9 +190,18 @@ class ShardedStep:
     def pipeline(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], ambient: Any = None
     ) -> tuple[Pipeline, dict[int, Allowed]]:
-        """Where searches of this signature begin, and the pins of the constraints; for those that compare searches."""
-        traced = self._traced(args, kwargs, ambient or as_auto_mesh_in_force())
-        return make_pipeline(traced, self._target, self._budget, self._constraints, self._options)
+        """Where searches of this signature begin, and the pins of the constraints; for those that compare searches.
+
+        Raises:
+          ArgumentError: the mesh is yet to be chosen.
+        """
+        place = self._place
+        if isinstance(place, Devices):
+            raise ArgumentError(
+                f"what is searched for `{self._fn.__name__}` depends on its mesh: name one instead of {AUTO!r}"
+            )
+        traced = self._traced(args, kwargs, ambient or as_auto_mesh_in_force(), place)
+        return make_pipeline(traced, place, self._budget, self._constraints, self._options)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """`jax.stages.Lowered` of the planned step; `.compile()` works for compile-only TPU and GPU meshes too."""
@@ -227,9 +251,17 @@ def _bound(plan: Plan, traced: Traced, target: Target) -> Plan:
     return bound
 
 
-def budget_of(target: Target, memory_budget: int | str | None) -> int:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Call:
+    """The program and the annotations of one call, for whatever mesh."""
+
+    traced: Callable[[Target], Traced]
+    said: Callable[[MeshAxes], Mapping[int, Said]]
+
+
+def budget_of(place: Target | Devices, memory_budget: int | str | None) -> int:
     """Bytes a device: the user's, or the profile's memory less its reserve."""
-    return target.profile.usable_bytes if memory_budget is None else parse_bytes(memory_budget)
+    return place.profile.usable_bytes if memory_budget is None else parse_bytes(memory_budget)
 
 
 def auto_shard(
@@ -239,6 +271,7 @@ def auto_shard(
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
+    devices: int | Sequence[Any] | CompileTarget | None = None,
     hardware: Any = None,
     memory_budget: int | str | None = None,
     constraints: Mapping[str, Any] | None = None,
@@ -248,7 +281,11 @@ def auto_shard(
 
     Args:
       train_step: any function that `jax.jit` can trace, written for one device.  Omitted: a decorator.
-      mesh: a `jax.sharding.Mesh` of any axis types, or an `AbstractMesh` (with `hardware`) for planning alone.
+      mesh: a `jax.sharding.Mesh` of any axis types, or an `AbstractMesh` (with `hardware`) for planning alone.  "auto":
+        the first plan chooses it, for all later calls too, among the meshes of "data", "model" (and, with
+        `options.mesh_axes=3`, "replica" before them) that the devices can be.
+      devices: for "auto": by default all of `jax.devices()`; a number, of `hardware` where that is named (they need not
+        be there); devices, or a `jaxplan.target(...)`.
       donate_argnums, static_argnums, static_argnames: as in `jax.jit`.
       hardware: a profile or its name; by default found from the mesh's devices.
       memory_budget: bytes a device, or text such as "14GiB"; by default the profile's memory less its reserve.
@@ -269,19 +306,28 @@ def auto_shard(
         raise ArgumentError(
             f"auto_shard's first argument must be the step, a function; got {type(train_step).__name__}"
         )
-    if mesh is None:
+    if devices is not None and mesh is not None and not _is_auto(mesh):
+        raise ArgumentError("auto_shard takes a mesh, or devices= of which it makes one (mesh=\"auto\"), not both")
+    if mesh is None and devices is None:
         mesh = jax.sharding.get_mesh()
         if mesh.empty:
-            raise ArgumentError("auto_shard needs a mesh: pass one, or call it under jax.set_mesh(mesh)")
+            raise ArgumentError(
+                'auto_shard needs a mesh: pass one, call it under jax.set_mesh(mesh), or write mesh="auto"'
+            )
+    place = devices_of(devices, hardware) if mesh is None or _is_auto(mesh) else target_of(mesh, hardware)
 
     def wrap(fn: Callable[..., Any]) -> ShardedStep:
         return ShardedStep(
-            fn, mesh, donate_argnums=_ints(donate_argnums), static_argnums=_ints(static_argnums),
+            fn, place, donate_argnums=_ints(donate_argnums), static_argnums=_ints(static_argnums),
             static_argnames=(static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames),
-            hardware=hardware, memory_budget=memory_budget, constraints=constraints, options=as_options(options),
+            memory_budget=memory_budget, constraints=constraints, options=as_options(options),
         )  # fmt: skip
 
     return wrap if train_step is None else wrap(train_step)
+
+
+def _is_auto(mesh: Any) -> bool:
+    return isinstance(mesh, str) and mesh == AUTO
 
 
 def _ints(numbers: int | Sequence[int]) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import math
@@ -165,6 +166,12 @@ class Pipeline:
             self.traced.graph, self.model, rules=self.rules, output_pins=self.output_pins,
             limit_bytes=self.budget_bytes, max_strategies=self.options.max_strategies,
         )  # fmt: skip
+
+    def under(self, options: Options) -> Pipeline:
+        """The same, priced once for both, searched under other options (that no price depends on)."""
+        other = copy.copy(self)
+        other.__dict__["_free"], other.options = self._free, options
+        return other
 
     def template(self, name: str) -> dict[int, Allowed] | None:
         """Pins of a named template; None when the mesh has too few axes for it."""

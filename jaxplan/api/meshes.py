@@ -7,9 +7,11 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
+from ..cost import CostModel
 from ..errors import MeshError
-from ..hardware import Profile, load_profile, profile_for_device_kind
+from ..hardware import Profile, axis_links, load_profile, profile_for_device_kind
 from ..sharding import MeshAxes
+from .options import Options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +44,7 @@ def target_of(mesh: Any, hardware: Any = None) -> Target:
     if not isinstance(mesh, (Mesh, AbstractMesh)):
         raise MeshError(
             f"mesh must be a jax.sharding.Mesh or AbstractMesh, got {type(mesh).__name__}: make one with "
-            'jax.make_mesh((4, 2), ("data", "model"))'
+            'jax.make_mesh((4, 2), ("data", "model")), or have it chosen: mesh="auto"'
         )
     axes = tuple((str(name), int(size)) for name, size in mesh.shape.items())
     if not axes:
@@ -70,4 +72,15 @@ def target_of(mesh: Any, hardware: Any = None) -> Target:
     platform = {"gpu": "cuda"}.get(platform, platform) or _PLATFORMS[profile.kind]
     return Target(
         axes=axes, mesh=concrete, abstract=abstract, profile=profile, device_kind=kind, platform=platform
+    )
+
+
+def model_of(target: Target, options: Options) -> CostModel:
+    """The prices on a target."""
+    links = axis_links(target.profile, target.axes)
+    return CostModel(
+        profile=target.profile,
+        axes=target.axes,
+        links=tuple(links[name] for name, _ in target.axes),
+        exposed=1 - options.overlap,
     )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+import jax
 
 from ..errors import ArgumentError
 from ..plans import AxisRule, Plan
@@ -35,6 +38,7 @@ class Options:
       fold: decide layers that are alike once, and search a problem that does not grow with depth: "auto" where that
         pays (large programs), True wherever layers repeat, False never.
       unfold_gap: a folded search whose proved gap stays over this goes on with layers that may differ.
+      mesh_axes: the most axes, 1 to 3, of a mesh that the planner chooses (`mesh="auto"`).
       refine: how many of the best distinct plans (the search's and the templates') are compiled for the mesh's devices,
         of which the fastest as compiled is kept.  0 compiles none.
       strict: a primitive without a sharding rule is an error instead of a warning.
@@ -58,6 +62,7 @@ class Options:
     while_trips: float = 16.0
     overlap: float = 0.0
     compare_templates: bool = True
+    mesh_axes: int = 2
     refine: int = 0
     fold: Literal["auto"] | bool = "auto"
     unfold_gap: float = 0.01
@@ -91,6 +96,8 @@ class Options:
             raise ArgumentError(f'options.fold={self.fold!r} is unknown: use "auto", True or False')
         if not self.unfold_gap >= 0:
             raise ArgumentError(f"options.unfold_gap={self.unfold_gap!r} must not be negative")
+        if self.mesh_axes not in (1, 2, 3):
+            raise ArgumentError(f"options.mesh_axes={self.mesh_axes!r} must be 1, 2 or 3, the most axes of a mesh")
         if self.refine < 0:
             raise ArgumentError(f"options.refine={self.refine!r} must be a number of plans to compile, or 0 for none")
         if not self.while_trips > 0:
@@ -112,3 +119,11 @@ def as_options(options: Options | Mapping[str, Any] | None) -> Options:
     if unknown:
         raise ArgumentError(f"unknown options {unknown}: the options are {sorted(known)}")
     return Options(**dict(options))
+
+
+def speaker(options: Options) -> Callable[[str], None]:
+    """Says what is being done, on stderr: where a terminal is, or `options.progress` says so, in the first process."""
+    show = sys.stderr.isatty() if options.progress is None else options.progress
+    if not show or jax.process_index() != 0:
+        return lambda _: None
+    return lambda text: print(f"jaxplan: {text}", file=sys.stderr, flush=True)

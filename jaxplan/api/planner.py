@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-import jax
-
-from ..cost import CostModel
 from ..errors import ArgumentError, InfeasibleError
-from ..hardware import axis_links
 from ..ir import Traced
 from ..plans import Plan
 from ..search import Allowed, Evaluator
@@ -21,7 +16,7 @@ from .candidates import Candidate, Found, Nothing, Pipeline
 from .infeasible import explain_infeasible
 from .meshes import Target
 from .options import TEMPLATES, Options
-from .pins import annotated_pins, pins_of, stated_orders
+from .prepare import Prepared, prepared
 from .refine import refined, require_devices
 from .reporting import finished_plan
 
@@ -43,26 +38,24 @@ def make_plan(
       ConstraintError: see `pins.pins_of` and `pins.annotated_pins`.  InfeasibleError: nothing fits `budget_bytes`.
       RuleError: `options.strict` and a primitive without a rule.
     """
+    return plan_prepared(prepared(traced, target, budget_bytes, constraints, options, said))
+
+
+def plan_prepared(ready: Prepared, hint: Found | None = None) -> Plan:
+    """The plan of a step that is traced, priced and pinned; `hint`: what an earlier search of the same found.
+
+    Raises:
+      InfeasibleError: nothing fits the budget.
+    """
     started = time.perf_counter()
+    pipeline, input_pins = ready.pipeline, ready.pins
+    target, options, traced = pipeline.target, pipeline.options, pipeline.traced
     if options.refine:
         require_devices(target.mesh)
-    say = speaker(options)
-    model = model_of(target, options)
-    input_pins, output_pins, said_orders = pins_of(traced, target.axes, constraints)
-    said = said or {}
-    heeded = {} if options.annotations == "ignore" else said
-    annotated, orders = annotated_pins(
-        traced, target.axes, heeded, input_pins, output_pins, strict=options.annotations == "pin"
-    )
-    said_orders = {**stated_orders(traced.graph, target.axes), **orders, **said_orders}
-    start_pins = {**annotated, **input_pins}
-    if options.annotations == "pin":
-        input_pins = start_pins
-    pipeline = Pipeline(traced, target, model, budget_bytes, options, output_pins, said_orders, say)
-    say(f"searching ({options.search})")
+    pipeline.say(f"searching ({options.search})")
     template = _template(pipeline) if options.search in TEMPLATES else {}
-    begins = options.annotations == "start" and annotated and not template
-    start = pipeline.search(start_pins) if begins else None
+    begins = options.annotations == "start" and ready.annotated and not template
+    start = pipeline.search(ready.start_pins) if begins else hint
     begin = None if template or options.search == "ilp" else _best_given(pipeline, input_pins)
     outcome = pipeline.search({**template, **input_pins}, stubborn=True, start=start, begin=begin)
     best = pipeline.checked(options.search, outcome) if isinstance(outcome, Found) else None
@@ -70,7 +63,7 @@ def make_plan(
     rivals: dict[str, Found] = {}
     if options.search not in TEMPLATES and options.compare_templates:
         best, times, rivals = _against_templates(pipeline, best, input_pins)
-    if isinstance(start, Found):
+    if begins and isinstance(start, Found):
         times["as annotated"] = start.result.objective_s
     if best is None:
         assert isinstance(outcome, Nothing)
@@ -81,14 +74,15 @@ def make_plan(
     if isinstance(outcome, Found):
         best = bounded_by(best, outcome)
     plan = finished_plan(pipeline, best, times, time.perf_counter() - started)
-    pinned = {position: heeded[position] for position in annotated}
-    return dataclasses.replace(
+    heeded = {} if options.annotations == "ignore" else ready.said
+    pinned = {position: heeded[position] for position in ready.annotated}
+    return replace(
         plan,
         assumptions=(*plan.assumptions, *summary(pinned, options.annotations), *tried),
         warnings=(*plan.warnings, *unruled(heeded)),
         logical_axes={
             traced.inputs[position].path: tuple(name or "" for name in one.names)
-            for position, one in said.items()
+            for position, one in ready.said.items()
             if one.names
         },
     )
@@ -104,10 +98,8 @@ def make_pipeline(
     Raises:
       ConstraintError: see `pins.pins_of`.  RuleError: `options.strict` and a primitive without a rule.
     """
-    input_pins, output_pins, said_orders = pins_of(traced, target.axes, constraints)
-    model, say = model_of(target, options), speaker(options)
-    pipeline = Pipeline(traced, target, model, budget_bytes, options, output_pins, said_orders, say)
-    return pipeline, dict(input_pins)
+    ready = prepared(traced, target, budget_bytes, constraints, replace(options, annotations="ignore"))
+    return ready.pipeline, dict(ready.pins)
 
 
 def _best_given(pipeline: Pipeline, input_pins: Mapping[int, Allowed]) -> tuple[int, ...] | None:
@@ -163,25 +155,6 @@ def bounded_by(best: Candidate, searched: Found) -> Candidate:
     if best.found is searched:
         return best
     bound_s = min(searched.result.bound_s, result.objective_s)
-    return dataclasses.replace(
-        best, found=dataclasses.replace(best.found, result=dataclasses.replace(result, bound_s=bound_s))
+    return replace(
+        best, found=replace(best.found, result=replace(result, bound_s=bound_s))
     )
-
-
-def model_of(target: Target, options: Options) -> CostModel:
-    """The prices on a target."""
-    links = axis_links(target.profile, target.axes)
-    return CostModel(
-        profile=target.profile,
-        axes=target.axes,
-        links=tuple(links[name] for name, _ in target.axes),
-        exposed=1 - options.overlap,
-    )
-
-
-def speaker(options: Options) -> Callable[[str], None]:
-    """Says what is being done, on stderr: where a terminal is, or `options.progress` says so, in the first process."""
-    show = sys.stderr.isatty() if options.progress is None else options.progress
-    if not show or jax.process_index() != 0:
-        return lambda _: None
-    return lambda text: print(f"jaxplan: {text}", file=sys.stderr, flush=True)

@@ -43,8 +43,9 @@ def processes_of(mesh: Any) -> tuple[int, ...]:
 
 
 def agreed_plan(
-    traced: Traced, target: Target, settings: Mapping[str, str], make: Callable[[], Plan]
-) -> Plan:
+    traced: Traced, target: Target, settings: Mapping[str, str], make: Callable[[], Plan],
+    mesh_for: Callable[[Plan], Any] | None = None,
+) -> Plan:  # fmt: skip
     """`make()`, or on all processes but the first of the mesh the plan that the first one made.
 
     A mesh of one process, or one that this process has no device of, is planned for here alone; so is a compile-only
@@ -52,6 +53,7 @@ def agreed_plan(
 
     Args:
       settings: what else the plan depends on, in words that are the same in every process.
+      mesh_for: the mesh of a plan over the devices of `target`'s; None: the target's own.
 
     Raises:
       PlanMismatchError: the processes traced different programs, were given different settings, do not come to plan,
@@ -72,7 +74,8 @@ def agreed_plan(
         board.say("plan", {"text": plan_text(plan)})
     else:
         plan = _received(board.hear("plan", processes[0], None), processes[0])
-        plan = plan.bind_leaves(traced.inputs, traced.outputs, traced.in_tree, traced.out_tree, target.mesh)
+        mesh = target.mesh if mesh_for is None else mesh_for(plan)
+        plan = plan.bind_leaves(traced.inputs, traced.outputs, traced.in_tree, traced.out_tree, mesh)
     board.compare({"plan": plan_digest(plan)}, traced.name)
     return plan
 

@@ -43,12 +43,27 @@ def mesh_axes(text: str) -> dict[str, int]:
     return axes
 
 
+def mesh_axes_or_auto(text: str) -> dict[str, int] | str:
+    """`mesh_axes(text)`, or "auto"."""
+    return text if text == "auto" else mesh_axes(text)
+
+
 def positions(text: str) -> tuple[int, ...]:
     """`positions("0,2") == (0, 2)`, and nothing from an empty text."""
     parts = text.split(",") if text else []
     if not all(part.strip().isdecimal() for part in parts):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of argument positions such as 0,1")
     return tuple(int(part) for part in parts)
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """`counts("1,2,8") == (1, 2, 8)`: numbers of devices, ascending."""
+    numbers = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
+    if numbers != sorted(set(numbers)) or numbers[0] < 1:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a list of numbers in ascending order such as 1,2,4,8"
+        )
+    return tuple(numbers)
 
 
 def output(text: str) -> Path:

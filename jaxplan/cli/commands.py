@@ -19,11 +19,11 @@ from typing import Any, NoReturn
 
 from ..errors import ArgumentError, JaxplanError, MeshError
 from .argument_types import output
-from .frontiers import add_frontier
+from .frontiers import add_curve, add_frontier, add_min_devices
 from .progress import progress
 from .searching import add_searching
 from .solving import add_solve
-from .step_arguments import add_step, leave_accelerators_alone, mesh_of
+from .step_arguments import add_step, leave_accelerators_alone, mesh_of, mesh_settings
 
 #: The unit of cost of an exported problem: the contest's costs are integers.
 PICOSECOND_S = 1e-12
@@ -63,7 +63,7 @@ def command_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     plan = commands.add_parser("plan", help="plan a step and print the plan")
-    add_step(plan, hardware_or_target=True)
+    add_step(plan, hardware_or_target=True, any_mesh=True)
     plan.add_argument("--json", type=output, metavar="FILE", help="save the plan")
     plan.add_argument("--html", type=output, metavar="FILE", help="write the plan as a page")
     plan.add_argument("--python", type=output, metavar="FILE", help="write the plan as Python")
@@ -109,6 +109,8 @@ def command_parser() -> argparse.ArgumentParser:
     simulate.set_defaults(command=_simulate)
 
     add_frontier(commands)
+    add_curve(commands)
+    add_min_devices(commands)
     add_searching(commands)
     add_solve(commands)
 
@@ -162,12 +164,13 @@ def _plan(arguments: argparse.Namespace) -> None:
     leave_accelerators_alone()
     with progress(f"planning {arguments.step}"):
         source = load_step(arguments.step, arguments.args)
+        settings = mesh_settings(arguments)
         plan = jaxplan.plan(
             source.step,
-            mesh_of(arguments),
+            settings.pop("mesh"),
             *source.shapes,
+            **settings,
             donate_argnums=source.donate_argnums if arguments.donate is None else arguments.donate,
-            hardware=arguments.hardware,
             memory_budget=arguments.memory,
             options=None if arguments.search is None else jaxplan.Options(search=arguments.search),
         )

@@ -5,11 +5,44 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .argument_types import mesh_axes, positions
+from ..errors import MeshError
+from .argument_types import mesh_axes, mesh_axes_or_auto, positions
 
 
-def add_step(parser: argparse.ArgumentParser, *, hardware_or_target: bool, searched: bool = True) -> None:
-    """The arguments that name a step, where it is to run and, where one plan is `searched` for, how."""
+def add_step(
+    parser: argparse.ArgumentParser,
+    *,
+    hardware_or_target: bool,
+    searched: bool = True,
+    any_mesh: bool = False,
+) -> None:
+    """The arguments that name a step, where it is to run and, where one plan is `searched` for, how.
+
+    Args:
+      any_mesh: `--mesh auto` and `--devices` are allowed too.
+    """
+    add_program(parser)
+    if any_mesh:
+        mesh = parser.add_mutually_exclusive_group(required=True)
+        mesh.add_argument(
+            "--mesh",
+            type=mesh_axes_or_auto,
+            metavar="AXIS=SIZE,...",
+            help="data=4,model=2; or auto, with --target",
+        )
+        mesh.add_argument("--devices", type=int, metavar="N", help="so many of --hardware, on the best mesh")
+    else:
+        parser.add_argument(
+            "--mesh", type=mesh_axes, required=True, metavar="AXIS=SIZE,...", help="data=4,model=2"
+        )
+    _add_place(parser, hardware_or_target)
+    if searched:
+        add_memory(parser)
+        parser.add_argument("--search", metavar="NAME", help="ilp (the default) or a template such as fsdp")
+
+
+def add_program(parser: argparse.ArgumentParser) -> None:
+    """The arguments that name a step."""
     parser.add_argument(
         "step",
         metavar="MODULE:FUNCTION",
@@ -18,8 +51,19 @@ def add_step(parser: argparse.ArgumentParser, *, hardware_or_target: bool, searc
     )
     parser.add_argument("--args", metavar="MODULE:FUNCTION", help="returns the tuple of the step's arguments")
     parser.add_argument(
-        "--mesh", type=mesh_axes, required=True, metavar="AXIS=SIZE,...", help="data=4,model=2"
+        "--donate",
+        type=positions,
+        metavar="N,...",
+        help='positions of donated arguments; default: "", and 0 (the state) for module:config',
     )
+
+
+def add_memory(parser: argparse.ArgumentParser) -> None:
+    """The argument that limits a plan's memory."""
+    parser.add_argument("--memory", metavar="SIZE", help="budget a device, as 14GiB; default: the profile's")
+
+
+def _add_place(parser: argparse.ArgumentParser, hardware_or_target: bool) -> None:
     where = parser.add_mutually_exclusive_group(required=hardware_or_target)
     if hardware_or_target:
         where.add_argument("--hardware", metavar="NAME", help="one that `jaxplan hardware` lists")
@@ -33,17 +77,6 @@ def add_step(parser: argparse.ArgumentParser, *, hardware_or_target: bool, searc
             else "; default: this machine's own, forced host devices where it has too few"
         ),
     )
-    if searched:
-        parser.add_argument(
-            "--memory", metavar="SIZE", help="budget a device, as 14GiB; default: the profile's"
-        )
-        parser.add_argument("--search", metavar="NAME", help="ilp (the default) or a template such as fsdp")
-    parser.add_argument(
-        "--donate",
-        type=positions,
-        metavar="N,...",
-        help='positions of donated arguments; default: "", and 0 (the state) for module:config',
-    )
 
 
 def leave_accelerators_alone() -> None:
@@ -52,6 +85,29 @@ def leave_accelerators_alone() -> None:
 
     if not jax.config.jax_platforms:  # type: ignore[attr-defined]  # a setting, made when jax is imported
         jax.config.update("jax_platforms", "cpu")
+
+
+def mesh_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What `jaxplan.plan` is told of `--mesh`, `--devices`, `--target` and `--hardware`.
+
+    Raises:
+      MeshError: they don't say which devices.
+    """
+    import jaxplan
+
+    settings: dict[str, Any] = {"hardware": arguments.hardware}
+    if isinstance(arguments.mesh, dict):
+        return {"mesh": mesh_of(arguments), **settings}
+    if arguments.target is not None:
+        target = jaxplan.target(arguments.target)
+        if arguments.devices not in (None, len(target.devices)):
+            raise MeshError(
+                f"--devices {arguments.devices}, and target {arguments.target} has {len(target.devices)}: leave one out"
+            )
+        return {"mesh": "auto", "devices": target, **settings}
+    if arguments.devices is None:
+        raise MeshError("--mesh auto says no number of devices: use --devices N, or name them with --target")
+    return {"mesh": "auto", "devices": arguments.devices, **settings}
 
 
 def mesh_of(arguments: argparse.Namespace) -> Any:

@@ -12,23 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-import jax
-
 from ..api import (
     Found,
     Options,
     Pipeline,
     as_options,
     finished_plan,
-    model_of,
-    pins_of,
-    shape_of,
-    speaker,
-    stated_orders,
+    prepared,
+    step_of_shapes,
     target_of,
 )
 from ..errors import ArgumentError, InfeasibleError
-from ..ir import trace
 from ..plans import Plan
 from ..search import (
     SearchResult,
@@ -39,7 +33,6 @@ from ..search import (
     decide,
     tradeoff,
 )
-from ..sharding import registered
 from .points import Frontier, FrontierPoint
 
 
@@ -69,21 +62,14 @@ def frontier(
         raise ArgumentError(f"eps={eps} and time_limit_s={time_limit_s} must not be negative")
     chosen = as_options(options)
     target = target_of(mesh, hardware)
-    donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
-    shaped = tuple(jax.tree.map(shape_of, shape) for shape in shapes)
-    traced = trace(
-        train_step, shaped, {}, donate_argnums=donated, while_trips=chosen.while_trips, axes=target.axes,
-        ruled=registered(), platform=target.platform,
-    )  # fmt: skip
-    input_pins, output_pins, said = pins_of(traced, target.axes, constraints)
-    orders = {**stated_orders(traced.graph, target.axes), **said}
-    memory_bytes = target.profile.usable_bytes
-    say = speaker(chosen)
-    pipeline = Pipeline(
-        traced, target, model_of(target, chosen), memory_bytes, chosen, output_pins, orders, say
+    step = step_of_shapes(train_step, shapes, donate_argnums, chosen)
+    traced, memory_bytes = step.traced(target), target.profile.usable_bytes
+    ready = prepared(traced, target, memory_bytes, constraints, chosen, step.said(target.axes))
+    pipeline = ready.pipeline
+    space = pipeline.space(ready.pins)
+    found, method = tradeoff(
+        space.problem, eps=eps, time_limit_s=time_limit_s, seed=chosen.seed, say=pipeline.say
     )
-    space = pipeline.space(input_pins)
-    found, method = tradeoff(space.problem, eps=eps, time_limit_s=time_limit_s, seed=chosen.seed, say=say)
     points = _points(pipeline, space, found)
     if not points:
         raise InfeasibleError(

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from html import escape
-
 from ..units import format_bytes, format_seconds
 from .points import Frontier, FrontierPoint
+from .svg import line, page, text
 
 _LEFT, _TOP, _WIDTH, _HEIGHT = 96, 74, 760, 360
-_STYLE = (
-    ".page{fill:#fff}.title{font-size:18px;font-weight:650;fill:#1d2126}.soft{font-size:12px;fill:#616a75}"
-    ".tick{stroke:#e3e5e8}.line{fill:none;stroke:#2f6db5;stroke-width:2}.area{fill:#2f6db5;opacity:.08}"
-    ".dot{fill:#2f6db5}.knee{fill:#e58b2d}.limit{stroke:#b03a3a;stroke-dasharray:5 4}.name{font-size:12px;fill:#1d2126}"
-)
 
 
 def frontier_picture(frontier: Frontier) -> str:
@@ -32,20 +26,20 @@ def frontier_picture(frontier: Frontier) -> str:
 
     floor = _TOP + _HEIGHT
     parts = [
-        _text(16, 28, f"Frontier of {frontier.name} on ({frontier.mesh})", "title"),
-        _text(
+        text(16, 28, f"Frontier of {frontier.name} on ({frontier.mesh})", "title"),
+        text(
             16,
             48,
             f"{len(points)} plans on {frontier.hardware}, {frontier.method}: each the fastest in its memory",
         ),
-        _text(_LEFT + _WIDTH / 2, floor + 40, "peak memory of one device", anchor="middle"),
+        text(_LEFT + _WIDTH / 2, floor + 40, "peak memory of one device", anchor="middle"),
     ]
     for part in range(6):
         size, step_s = low + (high - low) * part / 5, fast + (slow - fast) * part / 5
-        parts.append(_line(x(size), _TOP, x(size), floor, "tick"))
-        parts.append(_text(x(size), floor + 18, format_bytes(size), anchor="middle"))
-        parts.append(_line(_LEFT, y(step_s), _LEFT + _WIDTH, y(step_s), "tick"))
-        parts.append(_text(_LEFT - 8, y(step_s) + 4, format_seconds(step_s), anchor="end"))
+        parts.append(line(x(size), _TOP, x(size), floor, "tick"))
+        parts.append(text(x(size), floor + 18, format_bytes(size), anchor="middle"))
+        parts.append(line(_LEFT, y(step_s), _LEFT + _WIDTH, y(step_s), "tick"))
+        parts.append(text(_LEFT - 8, y(step_s) + 4, format_seconds(step_s), anchor="end"))
     steps = _steps(points)
     corners = " ".join(
         f"{x(size):.1f},{y(step_s):.1f}" for size, step_s in [*steps, (high, points[-1].step_s)]
@@ -56,8 +50,8 @@ def frontier_picture(frontier: Frontier) -> str:
     )
     parts.append(f'<polyline points="{corners}" class="line"/>')
     if limit is not None:
-        parts.append(_line(x(limit), _TOP, x(limit), floor, "limit"))
-        parts.append(_text(x(limit) - 6, _TOP + 14, "a device", anchor="end"))
+        parts.append(line(x(limit), _TOP, x(limit), floor, "limit"))
+        parts.append(text(x(limit) - 6, _TOP + 14, "a device", anchor="end"))
     knee = frontier.knee
     for point in points:
         title = f"{format_bytes(point.peak_bytes)}, {format_seconds(point.step_s)}"
@@ -65,25 +59,12 @@ def frontier_picture(frontier: Frontier) -> str:
         at = f'cx="{x(point.peak_bytes):.1f}" cy="{y(point.step_s):.1f}"'
         parts.append(f'<circle {at} r="{radius}" class="{kind}"><title>{title}</title></circle>')
     for point in dict.fromkeys((points[0], knee, points[-1])):
-        text = f"{format_seconds(point.step_s)} in {format_bytes(point.peak_bytes)}"
+        words = f"{format_seconds(point.step_s)} in {format_bytes(point.peak_bytes)}"
         last = point is points[-1] and len(points) > 1
         left = x(point.peak_bytes) + (-8 if last else 8)
-        parts.append(_text(left, y(point.step_s) - 9, text, "name", "end" if last else "start"))
+        parts.append(text(left, y(point.step_s) - 9, words, "name", "end" if last else "start"))
     width, height = _LEFT + _WIDTH + 60, _TOP + _HEIGHT + 56
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="system-ui, sans-serif">\n'
-        f'<style>{_STYLE}</style>\n<rect width="100%" height="100%" class="page"/>\n'
-        + "\n".join(parts)
-        + "\n</svg>\n"
-    )
-
-
-def _text(x: float, y: float, text: str, kind: str = "soft", anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}">{escape(text)}</text>'
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
-    return f'<line x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" y2="{y2:.1f}" class="{kind}"/>'
+    return page(width, height, parts)
 
 
 def _room(low: float, high: float) -> tuple[float, float]:

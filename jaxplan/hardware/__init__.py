@@ -7,11 +7,13 @@ from .library import available_profiles as available_profiles
 from .library import dump_profile as dump_profile
 from .library import load_profile as load_profile
 from .library import profile_for_device_kind as profile_for_device_kind
+from .mesh_shapes import mesh_shapes as mesh_shapes
 from .profile import Link as Link
 from .profile import Profile as Profile
 from .targets import CompileTarget as CompileTarget
 from .targets import available_targets as available_targets
 from .targets import compiler_options as compiler_options
+from .targets import mesh_over as mesh_over
 from .targets import target as target
 from .topology import AxisLink as AxisLink
 from .topology import axis_links as axis_links

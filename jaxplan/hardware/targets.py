@@ -10,7 +10,7 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
@@ -66,12 +66,17 @@ class CompileTarget:
                 f"mesh ({asked}) has {math.prod(axes.values())} devices, target {self.name} {len(self.devices)}: "
                 "the sizes must multiply to the target's devices"
             )
-        types = (AxisType.Auto,) * len(axes)
-        sizes, names = tuple(axes.values()), tuple(axes)
-        try:
-            return jax.make_mesh(sizes, names, axis_types=types, devices=self.devices)
-        except NotImplementedError:  # jax has no layout for these sizes on this torus: the topology's order
-            return Mesh(np.array(self.devices).reshape(sizes), names, axis_types=types)
+        return mesh_over(self.devices, axes)
+
+
+def mesh_over(devices: Sequence[Any], axes: Mapping[str, int]) -> Mesh:
+    """A mesh of Auto axes over all of `devices`, whose number the sizes multiply to, laid on their topology."""
+    types = (AxisType.Auto,) * len(axes)
+    sizes, names = tuple(axes.values()), tuple(axes)
+    try:
+        return jax.make_mesh(sizes, names, axis_types=types, devices=devices)
+    except NotImplementedError:  # jax has no layout for these sizes on this torus: the topology's order
+        return Mesh(np.array(devices).reshape(sizes), names, axis_types=types)
 
 
 def target(name: str) -> CompileTarget:

@@ -16,17 +16,17 @@ from ..api import (
     input_kinds,
     make_plan,
     model_of,
-    shape_of,
+    step_of_shapes,
     target_of,
 )
 from ..cost import CostModel
 from ..errors import ArgumentError
 from ..hardware import compiler_options
-from ..ir import Traced, trace
+from ..ir import Traced
 from ..lowering import Priced, compiled_collectives, compiled_memory, lower_flat, price
 from ..plans import Constraint, Plan
 from ..search import graph_rules
-from ..sharding import Layout, registered
+from ..sharding import Layout
 from .audit_text import audit_text
 from .layouts import written_layouts
 
@@ -130,12 +130,8 @@ def audit(
         raise ArgumentError("audit takes either in_shardings= (with out_shardings=) or template=, such as 'fsdp'")
     chosen = as_options(options)
     target = target_of(mesh, hardware)
-    donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
-    shaped = tuple(jax.tree.map(shape_of, shape) for shape in shapes)
-    traced = trace(
-        train_step, shaped, {}, donate_argnums=donated, while_trips=chosen.while_trips, ruled=registered(),
-        platform=target.platform,
-    )  # fmt: skip
+    step = step_of_shapes(train_step, shapes, donate_argnums, chosen)
+    traced = step.traced(target)
     auditor = _Auditor(traced, target, chosen)
     budget_bytes = budget_of(target, memory_budget)
     plan = make_plan(traced, target, budget_bytes, None, chosen)
@@ -146,7 +142,7 @@ def audit(
         outputs: tuple[Layout | None, ...] = tuple(t.layout for t in other.outputs)
         constraints = other.constraints
     else:
-        args_tree = jax.tree.structure(shaped)
+        args_tree = jax.tree.structure(tuple(shapes))
         inputs = written_layouts("in_shardings", in_shardings, args_tree, traced.inputs, target.axes)
         outputs = written_layouts("out_shardings", out_shardings, traced.out_tree, traced.outputs, target.axes)
         constraints = ()

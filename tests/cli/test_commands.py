@@ -15,7 +15,7 @@ import pytest
 import jaxplan
 from jaxplan.cli import main
 from jaxplan.errors import InfeasibleError, PlanFileError
-from jaxplan.frontier import Frontier, FrontierPoint
+from jaxplan.frontier import Curve, DevicesPoint, Frontier, FrontierPoint
 from jaxplan.plans import PlannedTask
 from tests.plans.factory import make_plan
 
@@ -400,3 +400,52 @@ def test_frontier_writes_its_files_and_prints_its_points(
     assert "2 plans, by hand" in capsys.readouterr().out
     assert picture.read_text().startswith("<svg")
     assert len(Frontier.from_json(saved).points) == 2
+
+
+def test_curve_and_min_devices_ask_for_numbers_of_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[dict[str, Any]] = []
+    point = DevicesPoint(
+        devices=4, axes=(("data", 4),), step_s=1e-3, bound_s=1e-3, peak_bytes=10,
+        tried=("data=4: 1 ms", "data=2,model=2"),
+    )  # fmt: skip
+
+    def curve(step: Any, *shapes: Any, **settings: Any) -> Curve:
+        asked.append({**settings, "shapes": len(shapes)})
+        return Curve(name="step", hardware="v100", memory_bytes=30, points=(point,))
+
+    def min_devices(step: Any, *shapes: Any, **settings: Any) -> DevicesPoint:
+        asked.append({**settings, "shapes": len(shapes)})
+        return point
+
+    monkeypatch.setattr(jaxplan, "curve", curve)
+    monkeypatch.setattr(jaxplan, "min_devices", min_devices)
+    (tmp_path / "curve_step.py").write_text(STEPS)
+    monkeypatch.chdir(tmp_path)
+    picture, saved = tmp_path / "curve.svg", tmp_path / "curve.json"
+    common = ["curve_step:factory", "--hardware", "v100", "--devices", "2,4"]
+    assert main(["curve", *common, "--memory", "1GiB", "--svg", str(picture), "--json", str(saved)]) == 0
+    assert main(["min-devices", *common, "--mesh-axes", "3"]) == 0
+    same = {"devices": (2, 4), "hardware": "v100", "donate_argnums": (), "shapes": 2}
+    assert asked == [
+        {**same, "memory": "1GiB", "options": {"mesh_axes": 2}},
+        {**same, "memory": None, "options": {"mesh_axes": 3}},
+    ]
+    out = capsys.readouterr().out
+    assert "Curve of `step` on v100" in out and "4 devices as (data=4)" in out and "data=2,model=2" in out
+    assert picture.read_text().startswith("<svg")
+    assert Curve.from_json(saved).points == (point,)
+    with pytest.raises(SystemExit):
+        main(["curve", "curve_step:factory", "--hardware", "v100", "--devices", "4,2"])
+
+
+def test_plan_chooses_the_mesh_of_a_number_of_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "devices_step.py").write_text(STEPS)
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", "devices_step:factory", "--devices", "4", "--hardware", "tpu-v5e"]) == 0
+    assert "data=2,model=2" in capsys.readouterr().out
+    assert main(["plan", "devices_step:factory", "--mesh", "auto", "--hardware", "tpu-v5e"]) == 2
+    assert "use --devices N" in capsys.readouterr().err

@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import pytest
 
+from jaxplan.api import model_of
 from jaxplan.api.meshes import target_of
 from jaxplan.api.options import Options
-from jaxplan.api.planner import model_of
 from jaxplan.ir import trace
 from jaxplan.search import StrategyProblem, build, evaluate, graph_rules, solve, solve_folded
 from models import get
