@@ -255,7 +255,8 @@ class Pipeline:
 
     def _solve(self, problem: StrategyProblem, hint: Sequence[int] | None, rival: bool) -> SearchResult:
         options = self.options
-        search: Search = SEARCHES.get(options.search, solve) if not rival else solve
+        exact = rival or options.search in ("ilp", *TEMPLATES)
+        search: Search = solve if exact else SEARCHES[options.search]
         least = RIVAL_NODES if rival else FOLD_NODES
         if search is solve and (
             options.fold is True or (options.fold == "auto" and len(problem.nodes) >= least)
