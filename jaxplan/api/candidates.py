@@ -20,10 +20,8 @@ from ..search import (
     SEARCHES,
     Allowed,
     Decision,
-    Search,
     SearchResult,
     Space,
-    StrategyProblem,
     Termination,
     build,
     decide,
@@ -133,6 +131,20 @@ def _vouched_for(space: Space, result: SearchResult) -> SearchResult:
     )
 
 
+def _alike_where_as_good(whole: SearchResult, alike: SearchResult, relative_gap: float) -> SearchResult:
+    """Of the whole search's plan and the one in which equal layers decide alike the latter, if it is proved as good.
+
+    Layers differ at no gain where several choices cost the same; alike, they are read and checked as one.
+    """
+    good = alike.objective_s - whole.bound_s <= relative_gap * abs(alike.objective_s)
+    if not alike.assignment or not (good or alike.objective_s < whole.objective_s):
+        return whole
+    return dataclasses.replace(
+        whole, assignment=alike.assignment, objective_s=alike.objective_s, peak_bytes=alike.peak_bytes,
+        bound_s=min(whole.bound_s, alike.objective_s),
+    )  # fmt: skip
+
+
 class Pipeline:
     """What all searches of one step share: the traced step, its rules, prices and budget."""
 
@@ -156,8 +168,11 @@ class Pipeline:
 
     def space(self, pins: Mapping[int, Allowed]) -> Space:
         """The decisions under `pins` on arguments, by position."""
+        return pinned(self._free, self._values(pins))
+
+    def _values(self, pins: Mapping[int, Allowed]) -> dict[int, Allowed]:
         inputs = self.traced.graph.inputs
-        return pinned(self._free, {inputs[position]: allowed for position, allowed in pins.items()})
+        return {inputs[position]: allowed for position, allowed in pins.items()}
 
     @functools.cached_property
     def _free(self) -> Space:
@@ -185,28 +200,62 @@ class Pipeline:
             if pins is None:
                 continue
             self.say(f"pricing template {name}")
-            one = self.search({**pins, **input_pins}, rival=True)
+            one = self.rival(space, {at: pin for at, pin in pins.items() if at not in input_pins})
             if isinstance(one, Found):
                 found[name] = _assignment_in(space, one)
         return found
 
     def search(
         self, pins: Mapping[int, Allowed], *, stubborn: bool = False, start: Found | Nothing | None = None,
-        rival: bool = False, begin: Sequence[int] | None = None,
+        begin: Sequence[int] | None = None,
     ) -> Found | Nothing:  # fmt: skip
         """The cheapest decision under `pins` whose simulated memory fits the budget.
 
-        The search's memory rows and the simulation differ a little both ways.  Where the simulation is over budget, the
-        rows are tightened; where the rows alone say no, a `stubborn` search asks the simulation near the least peak.
-        What a search under more pins found is a `start`: nothing dearer is returned.  A `rival` is only compared with
-        something proved: its own repeated layers are folded where there are any, and no bound is sought.  `begin` is a
-        start too, as an assignment of `space(pins)`.
+        What a search under more pins found is a `start`: nothing dearer is returned; `begin` is a start too, as an
+        assignment of `space(pins)`.  Where the memory rows alone say no, a `stubborn` search asks the simulation near
+        the least peak.
         """
         space = self.space(pins)
         hint = _assignment_in(space, start) if isinstance(start, Found) else begin
+        found = self._within_budget(space, lambda limit: self._solve(space, limit, hint))
+        return self._smallest(space, found.result) if stubborn and isinstance(found, Nothing) else found
+
+    def rival(self, space: Space, pins: Mapping[int, Allowed]) -> Found | Nothing:
+        """The cheapest decision of `space` under `pins` as well, to be compared with its own: no bound is sought.
+
+        Where the problem folds, only plans that treat repeated layers alike are looked among, and the fold is that of
+        the search itself.
+        """
+        values = self._values(pins)
+        if len(space.problem.nodes) >= RIVAL_NODES and self.options.fold is not False:
+            kept = {
+                space.values[value].node: np.flatnonzero(allowed(space.values[value].places))
+                for value, allowed in values.items()
+            }
+
+            def alike(limit: int) -> SearchResult | None:
+                return space.folds.alike(limit, kept, **self._limits)
+
+            if (first := alike(self.budget_bytes)) is not None:
+                return self._within_budget(
+                    space, lambda limit: first if limit == self.budget_bytes else alike(limit) or first
+                )
+        narrow = pinned(space, values)
+
+        def exact(limit: int) -> SearchResult:
+            return solve(dataclasses.replace(narrow.problem, limit_bytes=limit), **self._limits)
+
+        return self._within_budget(narrow, exact)
+
+    def _within_budget(self, space: Space, search: Callable[[int], SearchResult]) -> Found | Nothing:
+        """What `search` finds within a limit of bytes, the limit such that the simulation is within the budget.
+
+        The search's memory rows and the simulation differ a little both ways.  Where the simulation is over budget, the
+        rows are tightened.
+        """
         limit, loose, strict, excess = self.budget_bytes, self.budget_bytes, 0, 0
         for _ in range(MEMORY_ROUNDS):
-            result = self._solve(dataclasses.replace(space.problem, limit_bytes=max(limit, 0)), hint, rival)
+            result = search(max(limit, 0))
             if not result.assignment:
                 strict = limit
                 if limit == loose or result.termination is not Termination.INFEASIBLE:
@@ -222,7 +271,7 @@ class Pipeline:
                 self.say(f"{excess} bytes over budget once resharded copies are counted: searching again")
             # between a limit that lets too much through and one that lets nothing through
             limit = max(loose - excess, (loose + strict) // 2) if strict < loose else loose
-        return self._smallest(space, result) if stubborn else Nothing(space=space, result=result)
+        return Nothing(space=space, result=result)
 
     def _smallest(self, space: Space, result: SearchResult) -> Found | Nothing:
         """The fastest decision within the budget as simulated, of those near the least peak and on the frontier.
@@ -253,22 +302,31 @@ class Pipeline:
         )
         return Found(space=space, result=feasible, decision=decision, memory=memory)
 
-    def _solve(self, problem: StrategyProblem, hint: Sequence[int] | None, rival: bool) -> SearchResult:
+    def _solve(self, space: Space, limit_bytes: int, hint: Sequence[int] | None) -> SearchResult:
+        problem = dataclasses.replace(space.problem, limit_bytes=limit_bytes)
+        if self.options.search not in ("ilp", *TEMPLATES):
+            return SEARCHES[self.options.search](problem, hint=hint, **self._limits)
+        fold, nodes = self.options.fold, len(problem.nodes)
+        if fold is True or (fold == "auto" and nodes >= FOLD_NODES):
+            return solve_folded(
+                problem, hint=hint, unfold_gap=self.options.unfold_gap, folds=space.folds, **self._limits
+            )
+        result = solve(problem, hint=hint, **self._limits)
+        if fold == "auto" and nodes >= RIVAL_NODES and result.assignment:
+            alike = space.folds.alike(limit_bytes, **self._limits)
+            if alike is not None:
+                return _alike_where_as_good(result, alike, self.options.relative_gap)
+        return result
+
+    @property
+    def _limits(self) -> dict[str, Any]:
+        """What ends a search."""
         options = self.options
-        exact = rival or options.search in ("ilp", *TEMPLATES)
-        search: Search = solve if exact else SEARCHES[options.search]
-        least = RIVAL_NODES if rival else FOLD_NODES
-        if search is solve and (
-            options.fold is True or (options.fold == "auto" and len(problem.nodes) >= least)
-        ):
-            search = functools.partial(solve_folded, unfold_gap=options.unfold_gap, bounded=not rival)
-        return search(
-            problem,
-            time_limit_s=options.time_limit_s,
-            relative_gap=options.relative_gap,
-            seed=options.seed,
-            hint=hint,
-        )
+        return {
+            "time_limit_s": options.time_limit_s,
+            "relative_gap": options.relative_gap,
+            "seed": options.seed,
+        }
 
     def simulate(self, decision: Decision, axes: MeshAxes | None = None) -> MemoryProfile:
         """Memory of one device at the decided layouts; `axes`: of another mesh than the target's."""

@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import ArgumentError, InfeasibleError
 from ..ir import Traced
 from ..plans import Plan
-from ..search import Allowed, Evaluator
+from ..search import Allowed, Evaluator, Space
 from .annotations import Said, summary, unruled
 from .candidates import Candidate, Found, Nothing, Pipeline
 from .infeasible import explain_infeasible
@@ -19,6 +19,10 @@ from .options import TEMPLATES, Options
 from .prepare import Prepared, prepared
 from .refine import refined, require_devices
 from .reporting import finished_plan
+
+WORTH_CHECKING = 0.005
+"""A template has to promise so much less than the checked plan takes to be checked as well, which takes seconds: half
+of the gap that a search may leave."""
 
 
 def make_plan(
@@ -62,7 +66,7 @@ def plan_prepared(ready: Prepared, hint: Found | None = None) -> Plan:
     times: dict[str, float] = {}
     rivals: dict[str, Found] = {}
     if options.search not in TEMPLATES and options.compare_templates:
-        best, times, rivals = _against_templates(pipeline, best, input_pins)
+        best, times, rivals = _against_templates(pipeline, outcome.space, best, input_pins)
     if begins and isinstance(start, Found):
         times["as annotated"] = start.result.objective_s
     if best is None:
@@ -121,12 +125,12 @@ def _template(pipeline: Pipeline) -> dict[int, Allowed]:
 
 
 def _against_templates(
-    pipeline: Pipeline, best: Candidate | None, input_pins: Mapping[int, Allowed]
+    pipeline: Pipeline, space: Space, best: Candidate | None, input_pins: Mapping[int, Allowed]
 ) -> tuple[Candidate | None, dict[str, float], dict[str, Found]]:
     """The best of the search's plan and the hand-written templates; what each template that fits would take; and how.
 
     A template is the same problem with some arguments pinned, so a proved optimum can't lose to it; a search that
-    was cut short can.  Only a template that would win is lowered and checked too.
+    was cut short can.  Only a template that promises to win by `WORTH_CHECKING` is lowered and checked too.
     """
     overlap = pipeline.options.overlap
     times: dict[str, float] = {}
@@ -136,15 +140,15 @@ def _against_templates(
         if pins is None:
             continue
         pipeline.say(f"comparing with template {name}")
-        found = pipeline.search({**pins, **input_pins}, rival=True)
+        found = pipeline.rival(space, {at: pin for at, pin in pins.items() if at not in input_pins})
         if not isinstance(found, Found):
             continue
         times[name] = found.result.objective_s
         rivals[name] = found
-        if best is None or times[name] < best.step_s(overlap) * (1 - 1e-6):
+        if best is None or times[name] < best.step_s(overlap) * (1 - WORTH_CHECKING):
             rival = pipeline.checked(name, found)
             times[name] = rival.step_s(overlap)
-            if best is None or times[name] < best.step_s(overlap) * (1 - 1e-6):
+            if best is None or times[name] < best.step_s(overlap):
                 best = rival
     return best, times, rivals
 

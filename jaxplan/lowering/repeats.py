@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -75,10 +75,14 @@ class Short:
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """Equations `start + block * period + position`; `numbers[block]` is the layer, -1 where unknown."""
+    """Equations `start + block * period + position`; `numbers[block]` is the layer, -1 where unknown.
+
+    Up to `stop`, the equations go on as they do in the blocks before, if not for a whole block.
+    """
 
     start: int
     period: int
+    stop: int
     numbers: tuple[int, ...]
 
     def equation(self, number: int, position: int) -> int:
@@ -199,13 +203,16 @@ def _runs(labels: np.ndarray) -> list[_Run]:
         for start, stop in edges.tolist():
             blocks = (stop - start) // period + 1
             if blocks >= least:
-                found.append((blocks * period, period, start, blocks))
+                found.append((blocks * period, period, start, stop + period))
     taken = np.zeros(len(labels), bool)
     runs = []
-    for size, period, start, blocks in sorted(found, key=lambda f: (-f[0], f[1], f[2])):
+    for size, period, start, stop in sorted(found, key=lambda f: (-f[0], f[1], f[2])):
         if not taken[start : start + size].any():
             taken[start : start + size] = True
-            runs.append(_Run(start=start, period=period, numbers=(-1,) * blocks))
+            over = np.flatnonzero(taken[start + size : stop])
+            stop = start + size + int(over[0]) if over.size else stop
+            taken[start:stop] = True
+            runs.append(_Run(start=start, period=period, stop=stop, numbers=(-1,) * (size // period)))
     return runs
 
 
@@ -274,8 +281,8 @@ def _in_phase(run: _Run, numbers: Mapping[int, int]) -> _Run:
     uneven = [position for position, found in steps.items() if len(found) > 1]
     if run.period == 1 or len(uneven) != 1:
         return run
-    blocks = (len(run.numbers) * run.period - uneven[0]) // run.period
-    return _Run(start=run.start + uneven[0], period=run.period, numbers=(-1,) * blocks)
+    start = run.start + uneven[0]
+    return replace(run, start=start, numbers=(-1,) * ((run.stop - start) // run.period))
 
 
 def _grouped(run: _Run, numbers: Sequence[int]) -> _Run:
@@ -298,7 +305,8 @@ def _grouped(run: _Run, numbers: Sequence[int]) -> _Run:
                 best = (len(stretch), first, tuple(stretch))
             stretch = []
         block += count
-    return _Run(start=run.start + best[1] * run.period, period=run.period * size, numbers=best[2])
+    start = run.start + best[1] * run.period
+    return _Run(start=start, period=run.period * size, stop=run.stop, numbers=best[2])
 
 
 def _core(runs: Sequence[_Run]) -> tuple[list[_Run], list[int]] | None:

@@ -20,6 +20,7 @@ from .evaluate import Evaluation as Evaluation
 from .evaluate import Evaluator as Evaluator
 from .evaluate import evaluate as evaluate
 from .fold import solve_folded as solve_folded
+from .folds import Folds as Folds
 from .frontier import Tradeoff as Tradeoff
 from .frontier import TradeoffPoint as TradeoffPoint
 from .ilp import solve as solve

@@ -17,21 +17,13 @@ from dataclasses import replace
 import numpy as np
 
 from . import ilp
-from .alike import Contents, colours
 from .base import Incumbent, Progress, SearchResult, Termination
-from .contract import Matrices
+from .folds import DEPTHS, Folds
 from .lifted import LiftedAscent, ascend
 from .problem import StrategyProblem
 from .quotient import Quotient
 from .reduce import reduce
-from .tied import Tied, tie
-
-#: Steps of colour refinement, one fold after the other while the gap is open.  A layer of a transformer is about
-#: five edges long, by its residual stream.
-DEPTHS = (3, 6, 12)
-
-#: A problem is folded when that leaves at most this share of its nodes.
-FOLDED_SHARE = 0.5
+from .tied import Tied
 
 #: A gap that neither more messages nor a finer fold are tried for: they would take longer than they could gain.
 GOOD_GAP = 1e-3
@@ -49,13 +41,13 @@ def solve_folded(
     on_progress: Progress | None = None,
     hint: Sequence[int] | None = None,
     unfold_gap: float = math.inf,
-    bounded: bool = True,
+    folds: Folds | None = None,
 ) -> SearchResult:
     """The cheapest assignment in which nodes that are alike choose alike; FEASIBLE unless the bound closes the gap.
 
     What doesn't fold, or has no assignment folded, is solved as it is; so is, from the folded optimum on, what has a
-    larger gap left than `unfold_gap`.  Without `bounded`, the first fold's assignment is enough and nothing is proved
-    of it.  See `jaxplan.search.base.Search`.
+    larger gap left than `unfold_gap`.  `folds` are those of the same problem, under this limit or another.  See
+    `jaxplan.search.base.Search`.
     """
     best = Incumbent(problem.verify(), on_progress)
     deadline = math.inf if time_limit_s is None else best.started + time_limit_s
@@ -65,21 +57,16 @@ def solve_folded(
     try:
         if hint is not None:
             best.offer(hint)
-        matrices = Matrices()
-        contents = Contents(problem, matrices)
+        folds = folds or Folds(problem)
         folded_s = math.inf
         for depth in DEPTHS:
             before_s, bound_s = best.objective_s, best.bound_s
-            colour = colours(problem, contents, depth)
-            if (
-                int(colour.max(initial=0)) + 1 > FOLDED_SHARE * len(problem.nodes)
-                or time.monotonic() > deadline
-            ):
+            quotient = folds.quotient(depth, problem.limit_bytes)
+            tied = folds.tied(depth, problem.limit_bytes)
+            if quotient is None or time.monotonic() > deadline:
                 break
-            quotient = Quotient(problem, contents, colour, matrices).contract()
-            folded_s = min(folded_s, _fold(quotient, best, deadline, relative_gap, seed, bounded))
-            if not bounded and math.isfinite(folded_s):
-                return replace(best.result(Termination.FEASIBLE), folded_s=folded_s)
+            if tied is not None:
+                folded_s = min(folded_s, _fold(quotient, tied, best, deadline, relative_gap, seed))
             gain_s = max(before_s - best.objective_s, best.bound_s - bound_s)
             if best.closed(max(relative_gap, GOOD_GAP)) or not gain_s > LEAST_GAIN * abs(best.objective_s):
                 break
@@ -126,20 +113,15 @@ def overflow(problem: StrategyProblem) -> str:
 
 
 def _fold(
-    quotient: Quotient, best: Incumbent, deadline: float, relative_gap: float, seed: int, bounded: bool
+    quotient: Quotient, tied: Tied, best: Incumbent, deadline: float, relative_gap: float, seed: int
 ) -> float:
     """Solve the tied problem of a quotient and bound the original; the cost of the tied optimum, inf without one."""
-    tied = tie(quotient)
-    if tied is None:
-        return math.inf
     left_s = None if math.isinf(deadline) else max(deadline - time.monotonic(), 0.0)
     found = ilp.solve(tied.problem, time_limit_s=left_s, relative_gap=relative_gap / 2, seed=seed)
     if not found.assignment:
         return math.inf
     alike = tied.lift(found.assignment)
     best.offer(alike, found.objective_s)
-    if not bounded:
-        return best.evaluator(alike).objective_s
     good = max(relative_gap, GOOD_GAP)
     ascend(LiftedAscent(quotient), best, good, deadline)
     if not best.closed(good) and time.monotonic() < deadline:

@@ -7,6 +7,7 @@ several readers gets a *copy* node: one resharded copy that they share, as the c
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from ..ir import Graph
 from ..sharding import OpShapes, Rule, Strategies, rule_for
+from .folds import Folds
 from .problem import StrategyProblem
 
 Allowed = Callable[[np.ndarray], np.ndarray]
@@ -54,6 +56,11 @@ class Space:
     node_op: Mapping[int, int]
     strategies: Mapping[int, Strategies]
     complete: bool = True
+
+    @functools.cached_property
+    def folds(self) -> Folds:
+        """The folds of the problem, for all searches of it."""
+        return Folds(self.problem)
 
 
 @dataclass(frozen=True, kw_only=True)

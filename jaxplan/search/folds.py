@@ -1,0 +1,93 @@
+"""The folds of one problem, each worked out once: searches of it under other limits, or with pins, share them."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Mapping
+from dataclasses import replace
+
+from . import ilp
+from .alike import Contents, colours
+from .base import Incumbent, SearchResult, Termination
+from .contract import Matrices
+from .problem import Ints, StrategyProblem
+from .quotient import Quotient
+from .tied import Tied, narrowed, tie
+
+#: Steps of colour refinement, one fold after the other while the gap is open.  A layer of a transformer is about
+#: five edges long, by its residual stream.
+DEPTHS = (3, 6, 12)
+
+#: A problem is folded when that leaves at most this share of its nodes.
+FOLDED_SHARE = 0.5
+
+
+class Folds:
+    """The folds of a well-formed `problem`, whose own memory limit is left aside: each search names its own."""
+
+    def __init__(self, problem: StrategyProblem) -> None:
+        self.problem = problem
+        self._matrices = Matrices()
+        self._quotients: dict[int, Quotient | None] = {}
+        self._tied: dict[int, Tied | None] = {}
+
+    def quotient(self, depth: int, limit_bytes: int | None) -> Quotient | None:
+        """The contracted quotient by the colours of `depth` steps; None where too many colours are left."""
+        if depth not in self._quotients:
+            colour = colours(self.problem, self._contents, depth)
+            folds = int(colour.max(initial=0)) + 1 <= FOLDED_SHARE * len(self.problem.nodes)
+            self._quotients[depth] = (
+                Quotient(self.problem, self._contents, colour, self._matrices).contract() if folds else None
+            )
+        found = copy.copy(self._quotients[depth])
+        if found is not None:
+            found.problem = self._within(limit_bytes)
+        return found
+
+    def tied(self, depth: int, limit_bytes: int | None) -> Tied | None:
+        """The tied problem of that quotient; None without one, or where some colour can't choose alike at all."""
+        if depth not in self._tied:
+            quotient = self.quotient(depth, None)
+            self._tied[depth] = None if quotient is None else tie(quotient)
+        tied = self._tied[depth]
+        return tied and replace(tied, problem=replace(tied.problem, limit_bytes=limit_bytes))
+
+    def alike(
+        self,
+        limit_bytes: int | None,
+        kept: Mapping[int, Ints] | None = None,
+        *,
+        time_limit_s: float | None = None,
+        relative_gap: float = 1e-4,
+        seed: int = 0,
+    ) -> SearchResult | None:
+        """The cheapest assignment in which nodes that are alike choose alike; nothing is proved of any other.
+
+        Args:
+          kept: by node, the strategies that are left to it (ascending); every one, where it isn't named.
+
+        Returns None where the problem does not fold, or where nodes that are alike have nothing in common left.
+        """
+        tied = self.tied(DEPTHS[0], limit_bytes)
+        tied = tied and narrowed(tied, kept or {})
+        if tied is None:
+            return None
+        found = ilp.solve(tied.problem, time_limit_s=time_limit_s, relative_gap=relative_gap, seed=seed)
+        best = self._incumbent.aside()
+        if not found.assignment:
+            return best.result(found.termination, found.reason)
+        best.offer(tied.lift(found.assignment), found.objective_s)
+        return replace(best.result(Termination.FEASIBLE), folded_s=best.objective_s, wall_s=found.wall_s)
+
+    @functools.cached_property
+    def _contents(self) -> Contents:
+        return Contents(self.problem, self._matrices)
+
+    @functools.cached_property
+    def _incumbent(self) -> Incumbent:
+        """Prices assignments of the original, whatever their peak: the tied problem keeps the limit."""
+        return Incumbent(replace(self.problem, limit_bytes=None))
+
+    def _within(self, limit_bytes: int | None) -> StrategyProblem:
+        return replace(self.problem, limit_bytes=limit_bytes)
