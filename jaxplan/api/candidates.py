@@ -348,6 +348,7 @@ class Pipeline:
             decision.outputs,
             decision.factors,
             self.said_orders,
+            platform=self.target.profile.kind,
         )
         inputs = tuple(
             orders.layout("value", v, 0, decision.values[v], len(graph.values[v].shape)) for v in graph.inputs

@@ -20,6 +20,7 @@ from .residency import (
     Flow,
     SecondStack,
     converted_stacks,
+    late_products,
     reordered_stacks,
     run_times,
     unmoved,
@@ -59,8 +60,9 @@ class Traffic:
       reads: for every operation, for each operand the bytes that it reads because of it.
       writes: for every operation, for each result the bytes that it writes.
       second_stacks: loops' stacks that are in memory twice.
-      times: when each operation runs, as the index of an operation: what is fused runs as soon as its last operand is
-        there, however late it is written (a weight's gradient with the optimizer's arithmetic at the end).
+      times: when each operation runs, as the index of an operation.  TPU: what is fused runs as soon as its last
+        operand is there, however late it is written (a weight's gradient with the optimizer's arithmetic at the end);
+        GPU: products in loops run as late as they can.
     """
 
     stored: tuple[bool, ...]
@@ -286,9 +288,7 @@ class _Kernels:
             reads=tuple(reads),
             writes=tuple(writes),
             second_stacks=self._second_stacks(flow),
-            times=run_times(flow, self.stored)
-            if self.platform == "tpu"
-            else tuple(range(len(self.graph.ops))),
+            times=self._times(flow),
         )
 
     def _stack_traffic(self, op: Op, again: set[int]) -> tuple[float, float]:
@@ -307,6 +307,11 @@ class _Kernels:
             return 0.0, 0.0
         times = (op.results[0] in self.product_operands) + (op.operands[0] in again)
         return times * size, times * size
+
+    def _times(self, flow: Flow) -> tuple[int, ...]:
+        if self.platform == "tpu":
+            return run_times(flow, self.stored)
+        return late_products(flow, self.stored) if self.platform == "gpu" else tuple(range(len(self.graph.ops)))
 
     def _second_stacks(self, flow: Flow) -> tuple[SecondStack, ...]:
         if self.platform == "tpu":

@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding
 from .._jax import Literal, as_closed, equation_context, scan_signature
 from ..ir import Site, call_of
 from ..sharding import Layout, runs_locally
+from .ahead import Ahead, ahead_of_loops
 from .kernels import run_locally
 from .listing import KEPT_CALLS, seen_through
 from .pending import Held, finished, held_as, on_parts
@@ -64,14 +65,41 @@ class Replay:
         def read(atom: Any) -> Any:
             return atom.val if isinstance(atom, Literal) else env[atom]
 
+        waiting = ahead_of_loops(jaxpr)
         for position, eqn in enumerate(jaxpr.eqns):
             scope = self._scope(frame, position, eqn)
             operands = self._read(eqn, position, map(read, eqn.invars), frame, scope)
+            if position in waiting:
+                self._finish(jaxpr, waiting[position], env, operands, frame)
             with equation_context(eqn, scope):
                 results = self._equation(eqn, position, operands, frame, scope)
             for i, (var, result) in enumerate(zip(eqn.outvars, results, strict=True)):
                 env[var] = self._pin(Site(frame, "result", position, i), result, eqn)
         return [self._pin(Site(frame, "leave", -1, i), read(atom)) for i, atom in enumerate(jaxpr.outvars)]
+
+    def _finish(
+        self, jaxpr: Any, ahead: Ahead, env: dict[Any, Any], operands: list[Any], frame: tuple[int, ...]
+    ) -> None:
+        """Tie an operand of a loop to what is finished before it, see `ahead`; both are replaced in place.
+
+        What is read in one layout waits in that; what is read in several is left out.
+        """
+        kept: list[tuple[Any, Any]] = []
+        for value, dtype, reads in ahead.values:
+            array = env[value]
+            pins = {self._pins.get(Site(frame, "operand", *read), ()) for read in reads}
+            if isinstance(array, Held) or isinstance(operands[ahead.tied], Held) or len(pins) > 1:
+                continue
+            reader = jaxpr.eqns[reads[0].equation] if reads else None
+            with contextlib.nullcontext() if reader is None else equation_context(reader, ""):
+                for sharding in next(iter(pins), ()):
+                    array = jax.lax.with_sharding_constraint(array, sharding)
+                kept.append((value, jax.lax.convert_element_type(array, dtype)))
+        if kept:
+            finished_ones = [array for _, array in kept]
+            operands[ahead.tied], *arrays = jax.lax.optimization_barrier((operands[ahead.tied], *finished_ones))
+            for (value, _), array in zip(kept, arrays, strict=True):
+                env[value] = jax.lax.convert_element_type(array, value.aval.dtype)
 
     def run_short(self, short: Short, arguments: Sequence[Any]) -> list[Any]:
         """The results that are left of a shortened step, on the arguments that are left of it."""

@@ -98,3 +98,31 @@ def test_what_is_computed_again_keeps_alive_what_it_is_computed_from() -> None:
 
     without = peak(lambda x: step(x, False), MATRIX)
     assert peak(lambda x: step(x, True), MATRIX) == without + 1
+
+
+def layers_backward(ws: Any, x: Any) -> Any:
+    def loss(ws: Any) -> Any:
+        body = jax.checkpoint(lambda c, w: (jnp.tanh(c @ w), None))
+        return jnp.sum(jax.lax.scan(body, x, ws)[0] ** 2)
+
+    return jax.grad(loss)(ws), (x @ x) @ x
+
+
+def test_on_gpu_a_weights_gradient_in_a_loop_waits_for_the_end_of_the_iteration() -> None:
+    stack = jax.ShapeDtypeStruct((4, SIDE, SIDE), jnp.float32)
+    graph = trace(layers_backward, (stack, MATRIX), {}).graph
+    times = traffic(graph, graph_rules(graph), "gpu").times
+    made = {v: op for op in graph.ops for v in op.results}
+    for op in graph.ops:
+        loops = [loop for loop in graph.loops if loop.start <= op.index < loop.stop]
+        assert op.index <= times[op.index] and (times[op.index] == op.index if not loops else True)
+        assert all(times[op.index] < loop.stop for loop in loops)
+        for value in op.operands:
+            if value in made and [x for x in graph.loops if x.start <= made[value].index < x.stop] == loops:
+                assert times[made[value].index] <= times[op.index]
+    stacks = [(op, made[op.operands[0]]) for op in graph.ops if op.primitive == "scan_stack"]
+    stacks = [(op, made[last.operands[0]] if last.primitive == "transpose" else last) for op, last in stacks]
+    gradients = [(op, product) for op, product in stacks if product.primitive == "dot_general"]
+    assert gradients and all(times[product.index] == op.index for op, product in gradients)
+    meanwhile = [i for op, product in gradients for i in range(product.index + 1, op.index)]
+    assert any(graph.ops[i].primitive == "dot_general" for i in meanwhile)  # it waited

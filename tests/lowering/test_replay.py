@@ -60,7 +60,14 @@ def _captured(w: Any, x: Any) -> Any:
     return jax.lax.map(lambda row: row @ table, x @ w)
 
 
-PROGRAMS = [_straight, _calls, _scan, _grad_of_remat_scan, _while, _cond, _captured]
+def _between_loops(w: Any, x: Any) -> Any:
+    out, _ = jax.lax.scan(lambda c, _: (jnp.tanh(c @ w), None), x, None, length=2)
+    scores = jnp.exp(out @ w)
+    back, _ = jax.lax.scan(lambda c, _: (c @ w.T, None), scores @ w, None, length=2)
+    return back, (out.T @ scores) @ w  # the product is finished before the second loop
+
+
+PROGRAMS = [_straight, _calls, _scan, _grad_of_remat_scan, _while, _cond, _captured, _between_loops]
 
 
 def arguments() -> tuple[jax.Array, jax.Array]:
