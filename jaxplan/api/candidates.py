@@ -333,7 +333,8 @@ class Pipeline:
         return simulate_memory(
             self.traced.graph, axes or self.target.axes, self.crossing.stored, self.kinds,
             decision.values, decision.reads,
-            second_stacks=self.crossing.second_stacks, times=self.crossing.times, platform=self.target.profile.kind,
+            inside=self.crossing.inside, second_stacks=self.crossing.second_stacks, times=self.crossing.times,
+            platform=self.target.profile.kind,
         )  # fmt: skip
 
     def checked(self, name: str, found: Found) -> Candidate:

@@ -57,6 +57,7 @@ class Traffic:
 
     Attributes:
       stored: for every value whether it exists in memory.
+      inside: for every value whether it exists in the kernel of a contraction alone, not to be computed elsewhere.
       reads: for every operation, for each operand the bytes that it reads because of it.
       writes: for every operation, for each result the bytes that it writes.
       second_stacks: loops' stacks that are in memory twice.
@@ -66,6 +67,7 @@ class Traffic:
     """
 
     stored: tuple[bool, ...]
+    inside: tuple[bool, ...]
     reads: tuple[tuple[float, ...], ...]
     writes: tuple[tuple[float, ...], ...]
     second_stacks: tuple[SecondStack, ...]
@@ -285,6 +287,12 @@ class _Kernels:
             writes.append(tuple(values[v].bytes * w for v, w in zip(op.results, kept, strict=True)))
         return Traffic(
             stored=tuple(self.stored),
+            inside=tuple(
+                made >= 0 and not kept and not source and leaves is None
+                for made, kept, source, leaves in zip(
+                    self.producers, self.stored, self.source, self.leaves, strict=True
+                )
+            ),
             reads=tuple(reads),
             writes=tuple(writes),
             second_stacks=self._second_stacks(flow),

@@ -76,6 +76,7 @@ def simulate_memory(
     values: Mapping[int, np.ndarray],
     reads: Mapping[tuple[int, int], np.ndarray],
     *,
+    inside: Sequence[bool] | None = None,
     second_stacks: Sequence[SecondStack] = (),
     times: Sequence[int] | None = None,
     platform: str = "cpu",
@@ -83,8 +84,8 @@ def simulate_memory(
     """The live sets of `graph`.
 
     Args:
-      stored: for every value whether it is materialised; second_stacks: loops' stacks that are there twice;
-        times: when each operation runs; see `Traffic`.
+      stored: for every value whether it is materialised; inside: whether only where it is read in another layout;
+        second_stacks: loops' stacks that are there twice; times: when each operation runs; see `Traffic`.
       platform: "tpu", "gpu" or "cpu", see `device_bytes`.
       kinds: for every input position its kind ("parameter", "optimizer", ...).
       values, reads: the layout row of every value where it is made, and of every operand as it is read; values
@@ -117,9 +118,11 @@ def simulate_memory(
     summed = [local(value, row) for value, row in values.items() if (row == UNREDUCED).any()]
     if platform == "tpu" and summed:
         ledger.add("scratch", 0, whole, int(_SCRATCH * max(summed)), given=True)
-    copies, own_reads = _copies(graph, axes, needed_until(graph, stored, times), values, reads, local)
+    copies, own_reads = _copies(graph, axes, needed_until(graph, stored, times), values, reads, local, times)
     for start, stop, size in copies.values():
         ledger.add("copies", start, stop, size)
+    for value, stop in _taken_out(graph, inside or (False,) * len(graph.values), times, values, reads).items():
+        ledger.add("activations", intervals[value].start, stop, local(value, values[value]))
     producers = graph.producers()
     outputs = set(graph.outputs)
     for value, row in values.items():
@@ -147,6 +150,7 @@ def _copies(
     values: Mapping[int, np.ndarray],
     reads: Mapping[tuple[int, int], np.ndarray],
     local: Callable[[int, np.ndarray], int],
+    times: Sequence[int] | None,
 ) -> tuple[dict[tuple[int, bytes, tuple[int, int]], tuple[int, int, int]], dict[int, list[int]]]:
     """Resharded copies, and until when the originals are read.
 
@@ -154,6 +158,7 @@ def _copies(
     stops of those who read them as they are, and the starts of their copies.
     """
     around = enclosing_stop(graph)
+    when = range(len(graph.ops)) if times is None else times
     copies: dict[tuple[int, bytes, tuple[int, int]], tuple[int, int, int]] = {}
     own: dict[int, list[int]] = {}
     for (op, position), row in reads.items():
@@ -164,13 +169,33 @@ def _copies(
             continue
         loop = around[op][-1] if around[op] else (0, len(graph.ops))
         # a whole stack is resharded before the loop and stays for its length
-        start, stop = loop if graph.ops[op].primitive == "scan_slice" else (op, needed[op])
+        start, stop = loop if graph.ops[op].primitive == "scan_slice" else (when[op], needed[op])
         size = local(value, row)
         key = (value, row.tobytes(), loop)
         before = copies.get(key, (start, stop, size))
         copies[key] = (min(before[0], start), max(before[1], stop), size)
         own.setdefault(value, []).append(copies[key][0] + 1)
     return copies, own
+
+
+def _taken_out(
+    graph: Graph,
+    inside: Sequence[bool],
+    times: Sequence[int] | None,
+    values: Mapping[int, np.ndarray],
+    reads: Mapping[tuple[int, int], np.ndarray],
+) -> dict[int, int]:
+    """Until when each value is in memory that a kernel makes for itself and another one reads in another layout.
+
+    A kernel works on one layout: what it makes of a whole gradient can't be fused with what is made of its slice.
+    """
+    stops: dict[int, int] = {}
+    for (op, position), row in reads.items():
+        value = graph.ops[op].operands[position]
+        made = values.get(value)
+        if made is not None and inside[value] and UNREDUCED not in made and not np.array_equal(made, row):
+            stops[value] = max(stops.get(value, 0), 1 + (op if times is None else times[op]))
+    return stops
 
 
 class _Ledger:

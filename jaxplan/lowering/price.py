@@ -99,7 +99,7 @@ def price(
     )
     memory = simulate_memory(
         graph, where.axes, crossing.stored, kinds, where.values, where.reads,
-        second_stacks=crossing.second_stacks, times=crossing.times, platform=model.profile.kind,
+        inside=crossing.inside, second_stacks=crossing.second_stacks, times=crossing.times, platform=model.profile.kind,
     )  # fmt: skip
     return Priced(
         inputs=layouts,

@@ -211,3 +211,25 @@ def test_a_sum_over_devices_needs_scratch_on_tpu() -> None:
     piece = device_bytes(graph.values[product], PENDING[None, :], AXES, "tpu")[0]
     assert peak("tpu", PENDING) - peak("tpu", WHOLE) >= piece
     assert peak("gpu", PENDING) == peak("gpu", WHOLE)
+
+
+def test_what_a_kernel_makes_for_itself_is_in_memory_where_another_reads_a_slice_of_it() -> None:
+    """A gradient that its weight's update takes whole, and the gradients' norm in slices."""
+
+    def step(w: Any, x: Any) -> Any:
+        gradient = x.T @ x
+        return w - gradient, jnp.sum(gradient * gradient)
+
+    graph = graph_of(step, 2, donate_argnums=(0,))
+    crossing = traffic(graph, graph_rules(graph), "tpu")
+    made = {v.index: WHOLE for v in graph.values if not v.constant}
+    alike = {(op.index, p): WHOLE for op in graph.ops for p, v in enumerate(op.operands) if v in made}
+    total = next(op for op in graph.ops if op.primitive == "reduce_sum")
+
+    def peak(reads: Mapping[tuple[int, int], np.ndarray]) -> int:
+        return simulate_memory(
+            graph, AXES, crossing.stored, ["batch"] * 2, made, reads, inside=crossing.inside, times=crossing.times
+        ).peak_bytes
+
+    assert crossing.inside[total.operands[0]] and not crossing.stored[total.operands[0]]
+    assert peak(alike | {(total.index, 0): ROWS}) - peak(alike) == graph.values[total.operands[0]].bytes
