@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from models import gpt, llama, lstm, mlp, moe, resnet, vit
+from models import dlrm, gnn, gpt, llama, lstm, mamba, mlp, moe, resnet, t5, unet, vit, whisper
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,5 +70,15 @@ CASES = {
              what="MLP 8192-32768-8192-32768-8192, batch 64"),
         Case(name="mlp-batch", model=mlp, config=mlp.CONFIGS["wide-big-batch"],
              what="MLP 8192-8192-8192-8192, batch 262144"),
+        Case(name="gpt2", model=gpt, config=gpt.CONFIGS["gpt2-scan"], what="GPT-2, 64 x 1024 tokens"),
+        Case(name="t5-base", model=t5, config=replace(t5.CONFIGS["t5-base"], scan_layers=True, remat=True),
+             what="T5 base, 128 x (512 + 114) tokens, remat"),
+        Case(name="whisper-small", model=whisper, config=whisper.CONFIGS["whisper-small"],
+             what="Whisper small, 256 x (3000 frames + 448 tokens), remat"),
+        Case(name="mamba-130m", model=mamba, config=mamba.CONFIGS["mamba-130m"],
+             what="Mamba 130M, 256 x 2048 tokens, remat"),
+        Case(name="unet-cifar", model=unet, config=unet.CONFIGS["ddpm-cifar10"], what="DDPM's U-Net, CIFAR-10"),
+        Case(name="dlrm-kaggle", model=dlrm, config=dlrm.CONFIGS["criteo-kaggle"], what="DLRM, Criteo Kaggle"),
+        Case(name="gnn-proteins", model=gnn, config=gnn.CONFIGS["ogbn-proteins"], what="GraphSAGE, ogbn-proteins"),
     )
 }  # fmt: skip

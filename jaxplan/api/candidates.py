@@ -334,7 +334,7 @@ class Pipeline:
             self.traced.graph, axes or self.target.axes, self.crossing.stored, self.kinds,
             decision.values, decision.reads,
             inside=self.crossing.inside, second_stacks=self.crossing.second_stacks, times=self.crossing.times,
-            platform=self.target.profile.kind,
+            platform=self.target.profile.kind, whole_sums=self.model.whole_sums,
         )  # fmt: skip
 
     def checked(self, name: str, found: Found) -> Candidate:

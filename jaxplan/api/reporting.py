@@ -111,13 +111,14 @@ def _collectives(traced: Traced, model: CostModel, best: Candidate) -> tuple[Pla
         if item.kind == "all_slice":
             continue  # every device keeps a part of what it has: nothing is sent
         op = traced.graph.ops[op_index] if 0 <= op_index < len(traced.graph.ops) else None
+        kind = model.compiled_kind(item.kind, item.axes)
         rows.append(
             PlannedCollective(
-                kind=item.kind,
+                kind=kind,
                 axes=tuple(item.axes),
                 bytes=int(item.bytes),
                 wire_bytes=int(
-                    collective_wire_bytes(item.kind, item.bytes, [model.link(a).size for a in item.axes])
+                    collective_wire_bytes(kind, item.bytes, [model.link(a).size for a in item.axes])
                 ),
                 trips=item.trips,
                 seconds_s=model.collective_over(item.kind, item.bytes, item.axes) * item.trips,

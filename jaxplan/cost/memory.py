@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..ir import Graph, Value, enclosing_stop, live_intervals, needed_until, settled_values, written_over
-from ..sharding import UNREDUCED, MeshAxes, pieces, reshard_steps
+from ..sharding import NONE, UNREDUCED, MeshAxes, pieces, reshard_steps
 from .packing import gap_bytes
 from .residency import SecondStack
 
@@ -80,13 +80,14 @@ def simulate_memory(
     second_stacks: Sequence[SecondStack] = (),
     times: Sequence[int] | None = None,
     platform: str = "cpu",
+    whole_sums: bool = False,
 ) -> MemoryProfile:
     """The live sets of `graph`.
 
     Args:
       stored: for every value whether it is materialised; inside: whether only where it is read in another layout;
         second_stacks: loops' stacks that are there twice; times: when each operation runs; see `Traffic`.
-      platform: "tpu", "gpu" or "cpu", see `device_bytes`.
+      platform: "tpu", "gpu" or "cpu", see `device_bytes`; whole_sums: see `CostModel.whole_sums`.
       kinds: for every input position its kind ("parameter", "optimizer", ...).
       values, reads: the layout row of every value where it is made, and of every operand as it is read; values
         without a row are made where they are used and take no memory.
@@ -118,7 +119,8 @@ def simulate_memory(
     summed = [local(value, row) for value, row in values.items() if (row == UNREDUCED).any()]
     if platform == "tpu" and summed:
         ledger.add("scratch", 0, whole, int(_SCRATCH * max(summed)), given=True)
-    copies, own_reads = _copies(graph, axes, needed_until(graph, stored, times), values, reads, local, times)
+    needed = needed_until(graph, stored, times)
+    copies, own_reads = _copies(graph, axes, needed, values, reads, local, times, whole_sums)
     for start, stop, size in copies.values():
         ledger.add("copies", start, stop, size)
     for value, stop in _taken_out(graph, inside or (False,) * len(graph.values), times, values, reads).items():
@@ -151,6 +153,7 @@ def _copies(
     reads: Mapping[tuple[int, int], np.ndarray],
     local: Callable[[int, np.ndarray], int],
     times: Sequence[int] | None,
+    whole_sums: bool,
 ) -> tuple[dict[tuple[int, bytes, tuple[int, int]], tuple[int, int, int]], dict[int, list[int]]]:
     """Resharded copies, and until when the originals are read.
 
@@ -170,7 +173,10 @@ def _copies(
         loop = around[op][-1] if around[op] else (0, len(graph.ops))
         # a whole stack is resharded before the loop and stays for its length
         start, stop = loop if graph.ops[op].primitive == "scan_slice" else (when[op], needed[op])
-        size = local(value, row)
+        whole = whole_sums and all(
+            a == UNREDUCED and b >= 0 for a, b, (_, n) in zip(made, row, axes, strict=True) if n > 1
+        )
+        size = local(value, np.full_like(row, NONE) if whole else row)
         key = (value, row.tobytes(), loop)
         before = copies.get(key, (start, stop, size))
         copies[key] = (min(before[0], start), max(before[1], stop), size)

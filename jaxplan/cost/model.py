@@ -8,12 +8,12 @@ the link that their mesh axis runs on.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..hardware import AxisLink, Profile
+from ..hardware import AxisLink, Profile, sums_are_whole
 from ..ir import Graph, Op, Value
 from ..sharding import UNREDUCED, MeshAxes, Rule, Strategies, pieces
 from .collectives import collective_seconds
@@ -36,13 +36,28 @@ class CostModel:
 
     def collective(self, kind: str, size_bytes: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
         """Exposed seconds of a collective over these mesh axes; see `collectives.collective_seconds`."""
+        compiled = self.compiled_kind(kind, [self.axes[i][0] for i in axes])
         return self.exposed * np.asarray(
-            collective_seconds(kind, size_bytes, tuple(self.links[i] for i in axes))
+            collective_seconds(compiled, size_bytes, tuple(self.links[i] for i in axes))
         )
+
+    def compiled_kind(self, kind: str, names: Sequence[str]) -> str:
+        """What a collective over these mesh axes is compiled as: `kind`, but for sums that stay whole."""
+        scattered = kind == "reduce_scatter" and self.whole_sums
+        return "all_reduce" if scattered and self._size(names) == self._size(n for n, _ in self.axes) else kind
+
+    @property
+    def whole_sums(self) -> bool:
+        """Whether sums over all devices are compiled whole and sliced; see `hardware.sums_are_whole`."""
+        return sums_are_whole(self.profile, self._size(name for name, _ in self.axes))
+
+    def _size(self, names: Iterable[str]) -> int:
+        return math.prod(self.link(name).size for name in names)
 
     def collective_over(self, kind: str, size_bytes: float, names: Sequence[str]) -> float:
         """Seconds, hidden or not, of one collective over several named mesh axes (or parts of axes, see `link`)."""
-        return float(collective_seconds(kind, np.asarray(size_bytes, float), tuple(map(self.link, names))))
+        compiled = self.compiled_kind(kind, names)
+        return float(collective_seconds(compiled, np.asarray(size_bytes, float), tuple(map(self.link, names))))
 
     def link(self, name: str) -> AxisLink:
         """The link of a mesh axis, or of a part of one: "model:(2)4" is four devices of `model`, two apart."""

@@ -17,3 +17,4 @@ from .targets import mesh_over as mesh_over
 from .targets import target as target
 from .topology import AxisLink as AxisLink
 from .topology import axis_links as axis_links
+from .topology import sums_are_whole as sums_are_whole

@@ -131,6 +131,21 @@ def axis_links(profile: Profile, axes: tuple[tuple[str, int], ...]) -> dict[str,
     return {name: found[name] for name in names}
 
 
+def sums_are_whole(profile: Profile, devices: int) -> bool:
+    """Whether sums scattered over all `devices` of a TPU slice are compiled as an all_reduce of the whole and a slice.
+
+    XLA for TPU scatters sums round rings: over parts of a slice, and over all of 2x2, 2x4, 4x8 or 8x16 chips.  Over all
+    of 4x4, 8x8 or 16x16, and over a slice of three dimensions, its all_reduce uses all dimensions at once, and is all
+    that there is (products, and `psum_scatter`, of bf16 compiled for v5e, v6e and v5p, jax 0.10.2, libtpu 0.0.42.1).
+    Slices are taken in the shapes in which they are offered: two dimensions are alike or one is twice the other.
+    """
+    torus = next((link for link in profile.links if link.kind == "torus"), None)
+    if profile.kind != "tpu" or torus is None or devices > (torus.domain_size or devices):
+        return False
+    side = math.isqrt(devices)
+    return devices >= 8 if torus.axes_count == 3 else devices >= 16 and side * side == devices
+
+
 def _inside(domain: int | None, stride: int, size: int, total: int) -> int:
     """How many devices of an axis lie in one domain."""
     if domain is None or domain >= total:

@@ -100,6 +100,7 @@ def price(
     memory = simulate_memory(
         graph, where.axes, crossing.stored, kinds, where.values, where.reads,
         inside=crossing.inside, second_stacks=crossing.second_stacks, times=crossing.times, platform=model.profile.kind,
+        whole_sums=model.whole_sums,
     )  # fmt: skip
     return Priced(
         inputs=layouts,

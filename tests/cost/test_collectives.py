@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxplan.cost import CostModel
 from jaxplan.cost.collectives import KINDS, collective_seconds, collective_wire_bytes
 from jaxplan.errors import ArgumentError
 from jaxplan.hardware import AxisLink, available_profiles, axis_links, load_profile
@@ -153,3 +154,16 @@ def test_an_unknown_kind_is_refused() -> None:
         collective_seconds("broadcast", 1.0, links_of("h100", [8]))
     with pytest.raises(ArgumentError, match="unknown collective"):
         collective_wire_bytes("broadcast", 1.0, [8])
+
+
+def test_sums_over_a_whole_solid_cost_what_an_all_reduce_costs() -> None:
+    axes = (("data", 4), ("model", 2))
+    profile = load_profile("tpu-v5p")
+    links = axis_links(profile, axes)
+    model = CostModel(profile=profile, axes=axes, links=tuple(links[name] for name, _ in axes))
+    every = ("data", "model")
+    assert model.compiled_kind("reduce_scatter", every) == "all_reduce"
+    assert model.collective_over("reduce_scatter", 1e8, every) == model.collective_over("all_reduce", 1e8, every)
+    for axis in every:
+        scattered = model.collective_over("reduce_scatter", 1e8, (axis,))
+        assert 2 * scattered == pytest.approx(model.collective_over("all_reduce", 1e8, (axis,)))

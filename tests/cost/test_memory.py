@@ -233,3 +233,19 @@ def test_what_a_kernel_makes_for_itself_is_in_memory_where_another_reads_a_slice
 
     assert crossing.inside[total.operands[0]] and not crossing.stored[total.operands[0]]
     assert peak(alike | {(total.index, 0): ROWS}) - peak(alike) == graph.values[total.operands[0]].bytes
+
+
+def test_a_sum_that_stays_whole_is_whole_until_its_pieces_are_read() -> None:
+    graph = graph_of(_chain, 2)
+    product = graph.ops[0].results[0]
+    made = {v.index: WHOLE for v in graph.values if not v.constant} | {product: np.array([-2, -2], np.int8)}
+    reads = {(op.index, p): made[v] for op in graph.ops for p, v in enumerate(op.operands)}
+    reads |= {key: np.array([0, 1], np.int8) for key, row in reads.items() if (row == -2).all()}
+
+    def alive(whole_sums: bool) -> int:
+        kinds, stored = ["batch"] * len(graph.inputs), [True] * len(graph.values)
+        memory = simulate_memory(graph, AXES, stored, kinds, made, reads, whole_sums=whole_sums)
+        return int(memory.curve[1])
+
+    size = int(graph.values[product].bytes)
+    assert alive(whole_sums=True) - alive(whole_sums=False) == size - size // 8

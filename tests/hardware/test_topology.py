@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxplan.errors import MeshError
-from jaxplan.hardware import Link, Profile, available_profiles, axis_links, load_profile
+from jaxplan.hardware import Link, Profile, available_profiles, axis_links, load_profile, sums_are_whole
 
 
 def rate(profile: Profile, link: str) -> float:
@@ -136,3 +136,20 @@ def test_no_axis_is_faster_than_the_links_or_slower_than_the_slowest_shared(
         assert 0 < links[axis].bytes_per_s <= fastest * 2
         assert links[axis].steps <= max(0, size - 1)
         assert links[axis].latency_s > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "scattered", "whole"),
+    [("tpu-v5e", (4, 8, 32, 128), (16, 64, 256)), ("tpu-v6e", (4, 8, 32), (16, 64)), ("tpu-v5p", (4,), (8, 16, 64))],
+)
+def test_sums_over_a_whole_square_or_a_whole_solid_are_not_scattered(
+    name: str, scattered: tuple[int, ...], whole: tuple[int, ...]
+) -> None:
+    """As compiled for slices of those sizes by libtpu 0.0.42.1."""
+    profile = load_profile(name)
+    assert not any(sums_are_whole(profile, devices) for devices in scattered)
+    assert all(sums_are_whole(profile, devices) for devices in whole)
+
+
+def test_a_switch_scatters_every_sum() -> None:
+    assert not any(sums_are_whole(load_profile("h100"), devices) for devices in (4, 8, 16, 64))
