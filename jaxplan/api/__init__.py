@@ -26,4 +26,5 @@ from .prepare import StepOfShapes as StepOfShapes
 from .prepare import prepared as prepared
 from .prepare import step_of_shapes as step_of_shapes
 from .reporting import finished_plan as finished_plan
+from .simulating import simulated_choices as simulated_choices
 from .templates import input_kinds as input_kinds

@@ -31,6 +31,7 @@ from .problem import StrategyProblem as StrategyProblem
 from .problem import Usage as Usage
 from .space import Allowed as Allowed
 from .space import Decision as Decision
+from .space import Passage as Passage
 from .space import Space as Space
 from .space import decide as decide
 from .space import graph_rules as graph_rules

@@ -24,7 +24,7 @@ from ..ir import (
 from ..sharding import UNREDUCED, Moves, Rule, Strategies, all_places, busiest, pieces, reachable, strategies
 from .problem import Edge, Node, StrategyProblem, Usage
 from .sharing import Sharing
-from .space import Allowed, Port, Space, graph_rules
+from .space import Allowed, Passage, Port, Space, graph_rules
 
 
 def build(
@@ -72,6 +72,7 @@ class _Builder:
         self.accumulating = accumulating_ops(graph)
         self.nodes: list[Node] = []
         self.edges: list[Edge] = []
+        self.passages: list[Passage] = []
         self.usages: list[Usage] = []
         self.labels: list[str] = []
         self.values: dict[int, Port] = {}
@@ -110,6 +111,7 @@ class _Builder:
             reads=self.reads,
             outputs=outputs,
             copies=self.taken_from,
+            passages=tuple(self.passages),
             labels=tuple(self.labels),
             node_op=self.node_op,
             strategies=self.node_strategies,
@@ -250,6 +252,7 @@ class _Builder:
             self._cache[key] = self._shared(costs), None if mask is None else self._shared(mask)
         costs, allowed = self._cache[key]
         self.edges.append(Edge(tail=tail.node, head=head.node, costs_s=costs, allowed=allowed))
+        self.passages.append(Passage(tails=tail.places, heads=head.places, bytes=tensor.bytes, trips=trips))
 
     def _matrix(
         self, tail: np.ndarray, head: np.ndarray, tensor: Value, trips: float, tied: bool, sliced: bool

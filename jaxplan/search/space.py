@@ -31,6 +31,17 @@ class Port:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Passage:
+    """What an edge of the problem moves: a tensor of `bytes` in all, `trips` times a step, from row i of `tails` to row
+    j of `heads`."""
+
+    tails: np.ndarray
+    heads: np.ndarray
+    bytes: float
+    trips: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Space:
     """A StrategyProblem and what its nodes mean.
 
@@ -41,6 +52,7 @@ class Space:
       reads: port of every (operation, operand position) as that operation needs it.
       outputs: port of every result leaf (by position) that is not tied to an argument.
       copies: port of the shared copy that an (operation, operand position) takes its operand from, where it takes one.
+      passages: for every edge of the problem what it moves.
       labels: for every node what it decides, in words.
       complete: whether every strategy of every operation is there; if not, what a search proves of the problem is not
         proved of the program.
@@ -52,6 +64,7 @@ class Space:
     reads: Mapping[tuple[int, int], Port]
     outputs: Mapping[int, Port]
     copies: Mapping[tuple[int, int], Port]
+    passages: tuple[Passage, ...]
     labels: tuple[str, ...]
     node_op: Mapping[int, int]
     strategies: Mapping[int, Strategies]
@@ -122,10 +135,12 @@ def pinned(space: Space, pins: Mapping[int, Allowed]) -> Space:
     nodes = list(problem.nodes)
     for node, left in kept.items():
         nodes[node] = replace(nodes[node], costs_s=part(nodes[node].costs_s, left))
-    edges = list(problem.edges)
+    edges, passages = list(problem.edges), list(space.passages)
     for i, edge in enumerate(edges):
         if edge.tail in kept or edge.head in kept:
             rows, columns = kept.get(edge.tail), kept.get(edge.head)
+            moved = passages[i]
+            passages[i] = replace(moved, tails=part(moved.tails, rows), heads=part(moved.heads, columns))
             mask = None if edge.allowed is None else part(edge.allowed, rows, columns)
             edges[i] = replace(edge, costs_s=part(edge.costs_s, rows, columns), allowed=mask)
     usages = tuple(
@@ -145,6 +160,7 @@ def pinned(space: Space, pins: Mapping[int, Allowed]) -> Space:
         problem=replace(problem, nodes=tuple(nodes), edges=tuple(edges), usages=usages),
         values=narrowed(space.values),
         outputs=narrowed(space.outputs),
+        passages=tuple(passages),
     )
 
 

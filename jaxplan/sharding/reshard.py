@@ -87,6 +87,15 @@ class Moves:
                 total[move.classes] += price(move.kind, size_bytes / move.divisors, move.axes)
         return total[self._class]
 
+    def over(self) -> np.ndarray:
+        """`int64[a, b]`: the axes that something is sent over between two layouts, axis i as the bit 2**i."""
+        total = np.zeros(self._count, np.int64)
+        for move in self._moves:
+            if move.kind != "all_slice":
+                total[move.classes] |= sum(1 << axis for axis in move.axes)
+        axes: np.ndarray = total[self._class]
+        return axes
+
 
 def _codes(source: np.ndarray, target: np.ndarray, axes: MeshAxes) -> np.ndarray:
     """`int64[a, b]`: equal where pairs move alike: for each axis what it does, and which dimensions it leaves and
