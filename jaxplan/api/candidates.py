@@ -179,7 +179,7 @@ class Pipeline:
         """The decisions with no pins on arguments: priced once for all searches."""
         return build(
             self.traced.graph, self.model, rules=self.rules, output_pins=self.output_pins,
-            limit_bytes=self.budget_bytes, max_strategies=self.options.max_strategies,
+            limit_bytes=self.budget_bytes, max_strategies=self.options.max_strategies, crossing=self.crossing,
         )  # fmt: skip
 
     def under(self, options: Options) -> Pipeline:

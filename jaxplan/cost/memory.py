@@ -99,8 +99,14 @@ def simulate_memory(
     settled = settled_values(graph)
     inputs = {value: position for position, value in enumerate(graph.inputs)}
 
+    known: dict[tuple[tuple[int, ...], float, bytes], int] = {}
+
     def local(value: int, row: np.ndarray) -> int:
-        return int(device_bytes(graph.values[value], row[None, :], axes, platform)[0])
+        tensor = graph.values[value]
+        key = (tensor.shape, tensor.item_bytes, row.tobytes())
+        if key not in known:
+            known[key] = int(device_bytes(tensor, row[None, :], axes, platform)[0])
+        return known[key]
 
     for value, position in inputs.items():
         stop = whole if value in aliased or position not in graph.donated else intervals[value].stop
@@ -116,7 +122,7 @@ def simulate_memory(
                 stack.stop,
                 math.ceil(stack.trips * local(stack.value, values[stack.value])),
             )
-    summed = [local(value, row) for value, row in values.items() if (row == UNREDUCED).any()]
+    summed = [local(value, row) for value, row in values.items() if UNREDUCED in row.tolist()]
     if platform == "tpu" and summed:
         ledger.add("scratch", 0, whole, int(_SCRATCH * max(summed)), given=True)
     needed = needed_until(graph, stored, times)
@@ -128,7 +134,7 @@ def simulate_memory(
     producers = graph.producers()
     outputs = set(graph.outputs)
     for value, row in values.items():
-        pending = bool((row == UNREDUCED).any())
+        pending = UNREDUCED in row.tolist()
         if value in inputs or not (stored[value] or pending):
             continue
         start, stop = intervals[value]

@@ -45,9 +45,15 @@ def needed_until(graph: Graph, stored: Sequence[bool], times: Sequence[int] | No
     until = [when[op.index] + 1 for op in graph.ops]
     stop = [0] * len(graph.values)
     for op in reversed(graph.ops):
-        until[op.index] = max([when[op.index] + 1, *(stop[v] for v in op.results if not stored[v])])
+        past, loops = until[op.index], around[op.index]
+        for value in op.results:
+            if not stored[value] and stop[value] > past:
+                past = stop[value]
+        until[op.index] = past
         for operand in op.operands:
-            stop[operand] = max(stop[operand], _past_loops(until[op.index], around[op.index], start[operand]))
+            needed = _past_loops(past, loops, start[operand]) if loops else past
+            if needed > stop[operand]:
+                stop[operand] = needed
     return until
 
 
@@ -88,8 +94,11 @@ def live_intervals(
             stop[result] = max(stop[result], when[op.index] + 1)
             if op.primitive == "scan_stack":
                 stop[result] = max(stop[result], around[op.index][-1][1])
+        past, loops = until[op.index], around[op.index]
         for operand in op.operands:
-            stop[operand] = max(stop[operand], _past_loops(until[op.index], around[op.index], start[operand]))
+            needed = _past_loops(past, loops, start[operand]) if loops else past
+            if needed > stop[operand]:
+                stop[operand] = needed
             if op.primitive == "carry_next" and operand == op.operands[1]:
                 stop[operand] = max(stop[operand], around[op.index][-1][1])
     for output in graph.outputs:

@@ -98,6 +98,9 @@ class _Resolver:
         self.values, self.reads, self.outputs = values, reads, outputs
         self.parent: dict[Key, Key] = {}
         self.sets: dict[Key, tuple[int, ...]] = {}
+        # what is cut over several axes along some dimension: only there is an order to choose
+        self.declared: set[tuple[str, int, int]] = set()
+        self.several: dict[bytes, list[tuple[int, tuple[int, ...]]]] = {}
         self.fixed: set[Key] = set()
         self.wishes: list[tuple[Key, frozenset[int], float]] = []
         self.taken_along: list[tuple[Key, Key, frozenset[int], float]] = []
@@ -126,10 +129,15 @@ class _Resolver:
         return Orders(axes=self.axes, chosen=self._choose())
 
     def _declare(self, kind: str, index: int, position: int, row: np.ndarray) -> None:
-        places = row.tolist()
-        for d in sorted({place for place in places if place >= 0 and places.count(place) > 1}):
+        content = row.tobytes()
+        if content not in self.several:
+            places = row.tolist()
+            dims = sorted({place for place in places if place >= 0 and places.count(place) > 1})
+            self.several[content] = [(d, _cut(row, d)) for d in dims]
+        for d, cut in self.several[content]:
             key = (kind, index, position, d)
-            self.parent[key], self.sets[key] = key, _cut(row, d)
+            self.parent[key], self.sets[key] = key, cut
+            self.declared.add((kind, index, position))
 
     def _find(self, key: Key) -> Key:
         while self.parent[key] != key:
@@ -147,9 +155,12 @@ class _Resolver:
         first: dict[int, Key] = {}
         sides = [(("read", op, p), dims) for p, dims in enumerate(rule.operands)]
         sides += [(("value", v, 0), dims) for v, dims in zip(node.results, rule.results, strict=True)]
-        for (kind, index, position), dims in sides:
+        for side, dims in sides:
+            if side not in self.declared:
+                continue
+            factors = row.tolist()
             for d, names in enumerate(dims):
-                key = (kind, index, position, d)
+                key = (*side, d)
                 if key not in self.parent:
                     continue
                 if len(names) > 1:
@@ -157,13 +168,13 @@ class _Resolver:
                         key
                     )  # a merged dimension: its factors already say the order, which is the mesh's
                 for f in names:
-                    if (row == f).sum() > 1:
+                    if factors.count(f) > 1:
                         self._join(first.setdefault(f, key), key)
 
     def _between(self, value: int, reader: tuple[str, int, int], row: np.ndarray, trips: float) -> None:
         """What stays on a dimension while other axes join or leave wants to be the major part of it."""
         made = self.values.get(value)
-        if made is None:
+        if made is None or not self.declared.intersection((("value", value, 0), reader)):
             return
         weight = self.graph.values[value].bytes * trips
         for d in sorted({place for place in (*made.tolist(), *row.tolist()) if place >= 0}):

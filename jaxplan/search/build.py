@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..cost import CostModel, device_bytes, source_values, traffic
+from ..cost import CostModel, Traffic, device_bytes, source_values, traffic
 from ..ir import (
     SUMS,
     Graph,
@@ -36,18 +36,20 @@ def build(
     limit_bytes: int | None = None,
     max_strategies: int = 512,
     rules: tuple[Rule, ...] | None = None,
+    crossing: Traffic | None = None,
 ) -> Space:
     """The StrategyProblem of `graph` on `model`'s mesh.
 
     Args:
       input_pins, output_pins: by position, which layouts a constraint leaves to an argument or result leaf.
       limit_bytes: memory of one device.
-      rules: of every operation, where `graph_rules` has been asked already.
+      rules: of every operation, where `graph_rules` has been asked already; crossing: what crosses memory, likewise.
       max_strategies: of one operation; beyond it those with the least chance are not generated (see `busiest`), and the
         space is not `complete`. Operations of up to seven factors on three axes stay within the default.
     """
     rules = graph_rules(graph) if rules is None else rules
-    builder = _Builder(graph, model, rules, input_pins or {}, output_pins or {}, max_strategies)
+    crossing = crossing or traffic(graph, rules, model.profile.kind)
+    builder = _Builder(graph, model, rules, crossing, input_pins or {}, output_pins or {}, max_strategies)
     return builder.build(limit_bytes)
 
 
@@ -57,6 +59,7 @@ class _Builder:
         graph: Graph,
         model: CostModel,
         rules: tuple[Rule, ...],
+        crossing: Traffic,
         input_pins: Mapping[int, Allowed],
         output_pins: Mapping[int, Allowed],
         cap: int,
@@ -65,8 +68,7 @@ class _Builder:
         self.input_pins, self.output_pins, self.cap = input_pins, output_pins, cap
         self.rules = rules
         self.source = source_values(graph, self.rules)
-        self.crossing = traffic(graph, self.rules, model.profile.kind)
-        self.stored = self.crossing.stored
+        self.crossing, self.stored = crossing, crossing.stored
         self.producers = graph.producers()
         self.sharing = Sharing(graph, rules)
         self.accumulating = accumulating_ops(graph)

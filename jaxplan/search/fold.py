@@ -25,8 +25,9 @@ from .quotient import Quotient
 from .reduce import reduce
 from .tied import Tied
 
-#: A gap that neither more messages nor a finer fold are tried for: they would take longer than they could gain.
-GOOD_GAP = 1e-3
+#: A gap, half of what is promised, that neither more messages nor a finer fold are tried for: they take longer than
+#: they could gain.
+GOOD_GAP = 5e-3
 
 #: A finer fold has to bring the cost or the bound on by this share of the cost to be followed by a finer one still.
 LEAST_GAIN = 1e-3
@@ -117,7 +118,7 @@ def _fold(
 ) -> float:
     """Solve the tied problem of a quotient and bound the original; the cost of the tied optimum, inf without one."""
     left_s = None if math.isinf(deadline) else max(deadline - time.monotonic(), 0.0)
-    found = ilp.solve(tied.problem, time_limit_s=left_s, relative_gap=relative_gap / 2, seed=seed)
+    found = ilp.solve_with_room(tied.problem, time_limit_s=left_s, relative_gap=relative_gap / 2, seed=seed)
     if not found.assignment:
         return math.inf
     alike = tied.lift(found.assignment)

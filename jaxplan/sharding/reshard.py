@@ -14,6 +14,7 @@ that.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -178,15 +179,24 @@ def reshard_steps(
     source: np.ndarray, target: np.ndarray, size_bytes: float, axes: MeshAxes
 ) -> tuple[Step, ...]:
     """The collectives that bring one layout (a row of a place array) to another; empty when they are equal."""
-    if np.array_equal(source, target):
+    before, after = source.tobytes(), target.astype(source.dtype, copy=False).tobytes()
+    if before == after:
         return ()
     return tuple(
-        Step(
-            kind=move.kind,
-            axes=tuple(axes[i][0] for i in move.axes),
-            bytes=float(size_bytes / move.divisors[0]),
-        )
-        for move in _moves(source[None, :], target[None, :], axes)
+        Step(kind=kind, axes=names, bytes=size_bytes / divisor)
+        for kind, names, divisor in _steps(source.dtype.char, before, after, axes)
+    )
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _steps(
+    dtype: str, source: bytes, target: bytes, axes: MeshAxes
+) -> tuple[tuple[str, tuple[str, ...], float], ...]:
+    """(collective, axes, what the tensor's bytes are divided by) for two rows as bytes: programs repeat few pairs."""
+    rows = [np.frombuffer(row, dtype)[None, :] for row in (source, target)]
+    return tuple(
+        (move.kind, tuple(axes[i][0] for i in move.axes), float(move.divisors[0]))
+        for move in _moves(rows[0], rows[1], axes)
         if move.kind != "all_slice"
     )
 
