@@ -8,6 +8,6 @@ from .fusion import materialised as materialised
 from .fusion import source_values as source_values
 from .fusion import traffic as traffic
 from .memory import MemoryProfile as MemoryProfile
-from .memory import device_bytes as device_bytes
 from .memory import simulate_memory as simulate_memory
 from .model import CostModel as CostModel
+from .tiles import device_bytes as device_bytes

@@ -1,8 +1,6 @@
 """Memory of one device over the step: what is alive at every operation, at the layouts that were decided.
 
-A tensor takes its padded tiles: XLA for TPU lays its last two physical dimensions out in tiles of 8 x 128 elements
-("Tiled layout", openxla.org/xla/tiled_layout) and chooses which dimensions those are; here the choice that pads least
-is assumed.
+A tensor takes its padded tiles, see `tiles`.
 
 Counted: arguments (to the end when the caller keeps them or gets their next value back in the same buffer),
 captured constants, every materialised value from where it is made to its last use, residuals stacked by loops
@@ -18,13 +16,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..ir import Graph, Value, enclosing_stop, live_intervals, needed_until, settled_values, written_over
-from ..sharding import NONE, UNREDUCED, MeshAxes, pieces, reshard_steps
+from ..ir import Graph, enclosing_stop, live_intervals, needed_until, settled_values, written_over
+from ..sharding import NONE, UNREDUCED, MeshAxes, reshard_steps
 from .packing import gap_bytes
 from .residency import SecondStack
-
-_LANES, _SUBLANES = 128, 8
-"""Columns and rows of a TPU's memory tile, see `device_bytes`."""
+from .tiles import device_bytes, tables_copied, tiled_in_rows
 
 _SCRATCH = 2
 """How many times the largest summed buffer the TPU's collectives keep for themselves, beside the assigned buffers: 1.3
@@ -47,25 +43,6 @@ class MemoryProfile:
     peak_time: int
     parts: Mapping[str, int]
     curve: np.ndarray
-
-
-def device_bytes(tensor: Value, places: np.ndarray, axes: MeshAxes, platform: str) -> np.ndarray:
-    """`int64[n]`: bytes that one device needs for its part of `tensor` under each layout of a place array."""
-    whole = np.ceil(tensor.bytes / pieces(places, axes)).astype(np.int64)
-    rank = len(tensor.shape)
-    if platform != "tpu" or rank < 2:
-        return whole
-    local = np.broadcast_to(np.array(tensor.shape, np.float64), (len(places), rank)).copy()
-    for axis, (_, size) in enumerate(axes):
-        cut = np.flatnonzero(places[:, axis] >= 0)
-        local[cut, places[cut, axis]] /= size
-    local = np.maximum(np.ceil(local), 1)
-    lanes = np.ceil(local / _LANES) * _LANES / local
-    # a tile of fewer rows is used where the dimension has fewer: 1, 2 or 4
-    rows = np.where(local > 4, np.ceil(local / _SUBLANES) * _SUBLANES, 2 ** np.ceil(np.log2(local))) / local
-    waste = lanes[:, :, None] * rows[:, None, :]
-    waste[:, range(rank), range(rank)] = np.inf
-    return np.asarray(np.ceil(whole * waste.min(axis=(1, 2))), np.int64)
 
 
 def simulate_memory(
@@ -99,13 +76,14 @@ def simulate_memory(
     settled = settled_values(graph)
     inputs = {value: position for position, value in enumerate(graph.inputs)}
 
-    known: dict[tuple[tuple[int, ...], float, bytes], int] = {}
+    known: dict[tuple[tuple[int, ...], float, bytes, str], int] = {}
+    rows = tiled_in_rows(graph) if platform == "tpu" else {}
 
     def local(value: int, row: np.ndarray) -> int:
-        tensor = graph.values[value]
-        key = (tensor.shape, tensor.item_bytes, row.tobytes())
+        tensor, tiling = graph.values[value], rows.get(value, "any")
+        key = (tensor.shape, tensor.item_bytes, row.tobytes(), tiling)
         if key not in known:
-            known[key] = int(device_bytes(tensor, row[None, :], axes, platform)[0])
+            known[key] = int(device_bytes(tensor, row[None, :], axes, platform, tiling)[0])
         return known[key]
 
     for value, position in inputs.items():
@@ -129,6 +107,10 @@ def simulate_memory(
     copies, own_reads = _copies(graph, axes, needed, values, reads, local, times, whole_sums)
     for start, stop, size in copies.values():
         ledger.add("copies", start, stop, size)
+    for op, value, row in tables_copied(graph, reads, rows):
+        size = int(device_bytes(graph.values[value], row[None, :], axes, platform, "table")[0])
+        if size > local(value, row):
+            ledger.add("copies", op if times is None else times[op], needed[op], size)
     for value, stop in _taken_out(graph, inside or (False,) * len(graph.values), times, values, reads).items():
         ledger.add("activations", intervals[value].start, stop, local(value, values[value]))
     producers = graph.producers()

@@ -249,3 +249,25 @@ def test_a_sum_that_stays_whole_is_whole_until_its_pieces_are_read() -> None:
 
     size = int(graph.values[product].bytes)
     assert alive(whole_sums=True) - alive(whole_sums=False) == size - size // 8
+
+
+def test_gathered_rows_and_small_tables_lie_row_by_row_on_tpu() -> None:
+    """Eight columns fill a tile of 128 lanes as rows, and one of 8 sublanes as columns."""
+
+    def peak(table: int, indices: int, platform: str) -> int:
+        def step(t: Any, i: Any) -> Any:
+            return jnp.sum(jax.lax.sort(t[i], dimension=0))
+
+        shapes = (jax.ShapeDtypeStruct((table, 8), jnp.float32), jax.ShapeDtypeStruct((indices,), jnp.int32))
+        graph = trace(step, shapes, {}).graph
+        made = {v.index: np.array([-1, -1], np.int8) for v in graph.values if not v.constant}
+        read = {(op.index, p): made[v] for op in graph.ops for p, v in enumerate(op.operands) if v in made}
+        stored = traffic(graph, graph_rules(graph), platform).stored
+        return simulate_memory(graph, AXES, stored, ["batch"] * 2, made, read, platform=platform).peak_bytes
+
+    rows, small, large = 1 << 14, 1 << 12, 1 << 20
+    assert peak(small, rows, "gpu") < (small + 3 * rows) * 32
+    padded = 16 * rows * 32
+    assert peak(small, rows, "tpu") > padded + 16 * small * 32
+    # a copy of the large table in rows would take 512 MB
+    assert padded < peak(large, rows, "tpu") - large * 32 < 2 * padded
