@@ -122,6 +122,10 @@ bench-planning: $(STAMP) ## Planning time by stage at published sizes, proved ga
 	@$(RUN) experiments/planning/run.py --depth
 	@$(RUN) experiments/planning/run.py --gaps
 
+.PHONY: bench-flexflow
+bench-flexflow: $(STAMP) ## FlexFlow's networks on its clusters, searched in six ways; delta simulation against full
+	@$(RUN) experiments/flexflow_search/run.py && $(RUN) experiments/flexflow_search/page.py
+
 .PHONY: format
 format: $(STAMP) ## Sort imports and format the code
 	$(BIN)/ruff check --select I --fix .

@@ -49,15 +49,6 @@ def _compiled(name: str) -> Search:
     return solve
 
 
-def walk_simulated(
-    problem: StrategyProblem, simulated: Simulated, *, time_limit_s: float, seed: int, hint: Sequence[int]
-) -> Walk:
-    """See `simulated_walk.walk_simulated`, whose compiled kernels are loaded when it is called."""
-    from .simulated_walk import walk_simulated as walk
-
-    return walk(problem, simulated, time_limit_s=time_limit_s, seed=seed, hint=hint)
-
-
 #: Every search algorithm by its name; `solve` is "ilp".
 SEARCHES: Mapping[str, Search] = MappingProxyType(
     {

@@ -32,7 +32,7 @@ CHAIN_A_STRATEGY, MOST_CHAIN = 500, 250_000
 
 #: Temperatures as shares of the first assignment's cost.  FlexFlow's runtime takes 20 ms and its stand-alone simulator
 #: 0.2 ms, of steps of some 100 ms (flexflow-train r20.12).
-TEMPERATURES = (2e-1, 2e-3, 2e-4)
+TEMPERATURES = (2e-3, 2e-4, 2e-1)
 
 #: Chains without a better assignment that are needed to end the walk, at least.
 PATIENCE = 30

@@ -67,13 +67,14 @@ def walk_simulated(
     reduction = reduce(problem, contract_only=True)
     arena = Arena(reduction, best, deadline=deadline, relative_gap=0.0, seed=seed, hint=hint)
     _go_to(simulated, hint)
-    least_s, found = simulated.step_s, tuple(int(s) for s in hint)
+    start_s = least_s = simulated.step_s
+    found = tuple(int(s) for s in hint)
     history, proposals, chain, last_gain = [(best.wall_s, least_s)], 0, 0, 0
     movable = [n for n, size in enumerate(arena.flat.size.tolist()) if size > 1]
     best_chosen = arena.start.copy()
     while movable and chain - last_gain < max(PATIENCE, chain / 2) and time.monotonic() < deadline:
         chosen = (arena.start, best_chosen)[chain % 3].copy() if chain % 3 < 2 else arena.by_chance()
-        heat_s = TEMPERATURES[chain // 3 % len(TEMPERATURES)] * simulated.step_s
+        heat_s = TEMPERATURES[chain // 3 % len(TEMPERATURES)] * start_s
         chain += 1
         if not allowed(arena.flat, chosen) or not arena.fits(chosen):
             continue
@@ -94,7 +95,9 @@ def walk_simulated(
             proposals += 1
             before_s, lifted = simulated.step_s, reduction.lift(chosen.tolist())
             after_s = simulated.change(_difference(simulated, lifted)).step_s
-            if after_s > before_s and arena.random.random() >= math.exp((before_s - after_s) / heat_s):
+            if after_s > before_s and (
+                heat_s <= 0 or arena.random.random() >= math.exp((before_s - after_s) / heat_s)
+            ):
                 simulated.rollback()
                 moves.move(arena.flat, node, now, chosen, load)
                 continue
@@ -102,7 +105,8 @@ def walk_simulated(
             if after_s < least_s:
                 least_s, found, best_chosen, last_gain = after_s, lifted, chosen.copy(), chain
                 history.append((best.wall_s, least_s))
-    judged = Incumbent(problem)
+    judged = best.aside()
+    judged.assignment, judged.objective_s = (), math.inf
     judged.offer(found)
     termination = Termination.TIME_LIMIT if time.monotonic() >= deadline else Termination.FEASIBLE
     return Walk(
