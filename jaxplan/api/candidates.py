@@ -15,7 +15,7 @@ import numpy as np
 from ..cost import CostModel, MemoryProfile, simulate_memory, traffic
 from ..errors import RuleError
 from ..ir import Traced
-from ..lowering import Checked, Key, check, planned_constraints, resolve_orders
+from ..lowering import Checked, Key, check, planned_constraints, resolve_orders, waited_values
 from ..search import (
     SEARCHES,
     Allowed,
@@ -158,6 +158,7 @@ class Pipeline:
         self.rules = graph_rules(traced.graph)
         self.kinds = input_kinds(traced.graph, self.rules)
         self.crossing = traffic(traced.graph, self.rules, target.profile.kind)
+        self.waited = waited_values(traced)
         ops = zip(traced.graph.ops, self.rules, strict=True)
         unknown = sorted({f"`{op.primitive}` at {op.source}" for op, rule in ops if rule.note})
         if unknown and options.strict:
@@ -334,7 +335,7 @@ class Pipeline:
             self.traced.graph, axes or self.target.axes, self.crossing.stored, self.kinds,
             decision.values, decision.reads,
             inside=self.crossing.inside, second_stacks=self.crossing.second_stacks, times=self.crossing.times,
-            platform=self.target.profile.kind, whole_sums=self.model.whole_sums,
+            waited=self.waited, platform=self.target.profile.kind, whole_sums=self.model.whole_sums,
         )  # fmt: skip
 
     def checked(self, name: str, found: Found) -> Candidate:

@@ -55,6 +55,7 @@ def simulate_memory(
     *,
     inside: Sequence[bool] | None = None,
     second_stacks: Sequence[SecondStack] = (),
+    waited: Mapping[int, tuple[int, float]] | None = None,
     times: Sequence[int] | None = None,
     platform: str = "cpu",
     whole_sums: bool = False,
@@ -64,6 +65,7 @@ def simulate_memory(
     Args:
       stored: for every value whether it is materialised; inside: whether only where it is read in another layout;
         second_stacks: loops' stacks that are there twice; times: when each operation runs; see `Traffic`.
+      waited: values that wait behind a loop: until when, and the share of their bytes that they wait in.
       platform: "tpu", "gpu" or "cpu", see `device_bytes`; whole_sums: see `CostModel.whole_sums`.
       kinds: for every input position its kind ("parameter", "optimizer", ...).
       values, reads: the layout row of every value where it is made, and of every operand as it is read; values
@@ -113,6 +115,11 @@ def simulate_memory(
             ledger.add("copies", op if times is None else times[op], needed[op], size)
     for value, stop in _taken_out(graph, inside or (False,) * len(graph.values), times, values, reads).items():
         ledger.add("activations", intervals[value].start, stop, local(value, values[value]))
+    for value, (stop, share) in (waited or {}).items():
+        after = [reads[op.index, i] for op in graph.ops[stop:] for i, v in enumerate(op.operands) if v == value]
+        if value in values and not stored[value]:
+            row = after[0] if after else values[value]
+            ledger.add("activations", intervals[value].start, stop, math.ceil(share * local(value, row)))
     producers = graph.producers()
     outputs = set(graph.outputs)
     for value, row in values.items():
@@ -130,7 +137,7 @@ def simulate_memory(
             stop = min(stop, max([start + 1, *own_reads.get(value, ())]))
         part = "residuals" if primitive == "scan_stack" else "results" if value in outputs else "activations"
         ledger.add(part, start, stop, local(value, row))
-    return ledger.profile()
+    return ledger.profile(platform)
 
 
 def _copies(
@@ -210,12 +217,12 @@ class _Ledger:
             if not given:
                 self._placed.append((start, stop, size))
 
-    def profile(self) -> MemoryProfile:
+    def profile(self, platform: str) -> MemoryProfile:
         curves = {part: np.cumsum(delta[:-1]) for part, delta in sorted(self._parts.items())}
         total = sum(curves.values(), np.zeros(self._length, np.int64))
         peak = int(np.argmax(total))
         parts = {part: int(curve[peak]) for part, curve in curves.items() if curve[peak]}
-        gaps = gap_bytes(self._placed)
+        gaps = gap_bytes(self._placed, platform)
         if gaps:
             parts["gaps"] = gaps
         return MemoryProfile(peak_bytes=int(total[peak]) + gaps, peak_time=peak, parts=parts, curve=total)

@@ -1,8 +1,11 @@
 """How much memory buffers take when they are laid out: more than what is alive at once, for they leave gaps.
 
-XLA gives every buffer one offset for its whole life.  Its heap simulator places the largest first, each in the smallest
-gap that is free for all of its life, else on top (`GlobalDecreasingSizeBestFitHeap`,
+XLA gives every buffer one offset for its whole life.  For GPU its heap simulator places the largest first, each in the
+smallest gap that is free for all of its life, else on top (`GlobalDecreasingSizeBestFitHeap`,
 xla/service/heap_simulator/heap_simulator.h), once by size and once by size and length of life, and keeps the better.
+XLA for TPU places them in the order of the program: in Llama compiled for v5p the gradient of the head, 66 MB, lies on
+top of the 2.1 GB of logits that it is made of, and leaves a gap of 1.1 GB below the next layer's scores (libtpu
+0.0.42.1).
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ _SMALL = 1e-4
 _NONE = (np.zeros(0, np.int64),) * 3
 
 
-def gap_bytes(buffers: Sequence[tuple[int, int, int]]) -> int:
+def gap_bytes(buffers: Sequence[tuple[int, int, int]], platform: str) -> int:
     """Bytes by which buffers, each (start, stop, bytes), take more laid out as XLA does than are ever alive at once."""
     start, stop, size = (
         (np.array(column, np.int64) for column in zip(*buffers, strict=True)) if buffers else _NONE
@@ -28,7 +31,9 @@ def gap_bytes(buffers: Sequence[tuple[int, int, int]]) -> int:
         return 0
     by_size = np.lexsort((start, start - stop, -size))
     by_life = np.lexsort((start, -size, start - stop))
-    placed = min(_place(start[order], stop[order], size[order]) for order in (by_size, by_life))
+    in_order = np.lexsort((size, start - stop, start))
+    orders = [in_order] if platform == "tpu" else [by_size, by_life]
+    placed = min(_place(start[order], stop[order], size[order]) for order in orders)
     return placed - _most_alive(start, stop, size)
 
 

@@ -1,5 +1,6 @@
 """From decided layouts to an XLA program, and the proof that it is the program that was planned."""
 
+from .ahead import waited_values as waited_values
 from .check import Checked as Checked
 from .check import check as check
 from .constrain import planned_constraints as planned_constraints

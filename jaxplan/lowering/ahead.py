@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from .._jax import Literal, dtype_bytes
+from .._jax import Literal, as_closed, dtype_bytes
+from ..ir import Site, Traced, call_of
 
 LOOPS = frozenset({"scan", "while"})
 
@@ -58,6 +59,38 @@ def ahead_of_loops(jaxpr: Any) -> Mapping[int, Ahead]:
     if not any(eqn.primitive.name in LOOPS for eqn in jaxpr.eqns):
         return {}
     return dict(_Order(jaxpr).found())
+
+
+def waited_values(traced: Traced) -> dict[int, tuple[int, float]]:
+    """The values of the Graph that are finished before a loop: until which operation they wait, and the share of their
+    bytes that they wait in."""
+    graph = traced.graph
+    by_site = {value.site: value.index for value in graph.values if value.site is not None}
+    stops: dict[tuple[int, ...], int] = {}
+    for op in graph.ops:
+        for depth in range(len(op.sites[0].frame) if op.sites else 0):
+            stops[op.sites[0].frame[: depth + 1]] = op.index + 1
+    found: dict[int, tuple[int, float]] = {}
+
+    def walk(jaxpr: Any, frame: tuple[int, ...]) -> None:
+        for position, ahead in ahead_of_loops(jaxpr).items():
+            for value, dtype, _ in ahead.values:
+                maker = next(i for i, eqn in enumerate(jaxpr.eqns) if value in eqn.outvars)
+                site = Site(frame, "result", maker, jaxpr.eqns[maker].outvars.index(value))
+                if site in by_site and (*frame, position) in stops:
+                    share = dtype_bytes(dtype) / dtype_bytes(value.aval.dtype)
+                    found[by_site[site]] = (stops[*frame, position], share)
+        for position, eqn in enumerate(jaxpr.eqns):
+            called, inner = call_of(eqn), (*frame, position)
+            if called is not None:
+                walk(called.jaxpr, inner)
+            elif eqn.primitive.name == "scan":
+                walk(as_closed(eqn.params["jaxpr"])[0], inner)
+            elif eqn.primitive.name == "while":
+                walk(as_closed(eqn.params["body_jaxpr"])[0], (*inner, 1))
+
+    walk(traced.jaxpr, ())
+    return found
 
 
 class _Order:

@@ -14,6 +14,7 @@ from ..cost import CostModel, MemoryProfile, simulate_memory, source_values, tra
 from ..ir import Traced
 from ..plans import Constraint
 from ..sharding import Collective, Layout, Rule, partition
+from .ahead import waited_values
 from .check import operation_of
 from .jit import lower_flat
 from .realised import Realised, realised
@@ -99,7 +100,8 @@ def price(
     )
     memory = simulate_memory(
         graph, where.axes, crossing.stored, kinds, where.values, where.reads,
-        inside=crossing.inside, second_stacks=crossing.second_stacks, times=crossing.times, platform=model.profile.kind,
+        inside=crossing.inside, second_stacks=crossing.second_stacks, times=crossing.times,
+        waited=waited_values(traced), platform=model.profile.kind,
         whole_sums=model.whole_sums,
     )  # fmt: skip
     return Priced(

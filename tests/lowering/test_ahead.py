@@ -12,7 +12,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxplan.ir import Site, trace
 from jaxplan.lowering import planned_function
-from jaxplan.lowering.ahead import ahead_of_loops
+from jaxplan.lowering.ahead import ahead_of_loops, waited_values
 from jaxplan.plans import Constraint
 from jaxplan.sharding import Layout
 
@@ -83,3 +83,11 @@ def test_it_waits_in_the_layout_that_is_read_after_the_loop(mesh_4x2: Mesh) -> N
     assert '{"data", "model"}' in next(line for line in text.splitlines() if f"{source} = sdy" in line)
     loops = [i for i, line in enumerate(text.splitlines()) if "stablehlo.while" in line]
     assert loops[0] < text.splitlines().index(barrier) < loops[1]
+
+
+def test_the_graph_knows_what_waits_until_when_and_in_how_many_bytes() -> None:
+    traced = between_loops(8 * WIDTH)
+    ((value, (stop, share)),) = waited_values(traced).items()
+    graph = traced.graph
+    assert (graph.values[value].shape, graph.values[value].dtype) == ((WIDTH, 8 * WIDTH), "float32")
+    assert stop == graph.loops[1].stop and share == 0.5
