@@ -85,6 +85,7 @@ class Matrices:
         # reused.
         self._known: dict[tuple[object, ...], np.ndarray] = {}
         self._shapes: dict[int, Shape] = {}
+        self._worst: dict[int, Floats] = {}
         self._alive: list[np.ndarray | None] = []
 
     def intern(self, array: np.ndarray) -> np.ndarray:
@@ -122,6 +123,24 @@ class Matrices:
             self._known[key] = self.intern(left + right)
         return self._known[key]
 
+    def worst_extra(self, matrix: Floats) -> Floats:
+        """[j, i]: the most that row j is over row i, over the columns that i allows; -inf where it allows none.
+
+        For an interned matrix.
+        """
+        if id(matrix) not in self._worst:
+            worst = np.empty((matrix.shape[0], matrix.shape[0]))
+            allowed = np.isfinite(matrix)
+            filled = np.where(allowed, matrix, 0.0)
+            for j in range(matrix.shape[0]):
+                worst[j] = np.where(allowed, matrix[j] - filled, -np.inf).max(axis=1)
+            self._worst[id(matrix)] = worst
+        return self._worst[id(matrix)]
+
+    def forget_extras(self) -> None:
+        """Let go of what `worst_extra` worked out, which is as large as the matrices."""
+        self._worst.clear()
+
     def shape(self, matrix: Floats) -> Shape:
         """What the matrix says about its rows."""
         known = self._shapes.get(id(matrix))
@@ -143,8 +162,8 @@ class Matrices:
 class Contraction:
     """The graph while it shrinks.  `costs[n]` is None once node n is gone; `joined[a][b]` is oriented [a, b]."""
 
-    def __init__(self, problem: StrategyProblem) -> None:
-        self.matrices = Matrices()
+    def __init__(self, problem: StrategyProblem, matrices: Matrices | None = None) -> None:
+        self.matrices = matrices or Matrices()
         #: The cost of what has been decided and removed.
         self.constant_s = 0.0
         self.trail: list[Keep | Fold | Eliminate] = []

@@ -118,7 +118,9 @@ def _fold(
 ) -> float:
     """Solve the tied problem of a quotient and bound the original; the cost of the tied optimum, inf without one."""
     left_s = None if math.isinf(deadline) else max(deadline - time.monotonic(), 0.0)
-    found = ilp.solve_with_room(tied.problem, time_limit_s=left_s, relative_gap=relative_gap / 2, seed=seed)
+    found = ilp.solve_with_room(
+        tied.problem, time_limit_s=left_s, relative_gap=relative_gap / 2, seed=seed, matrices=quotient.matrices
+    )
     if not found.assignment:
         return math.inf
     alike = tied.lift(found.assignment)

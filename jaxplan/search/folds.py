@@ -28,7 +28,7 @@ class Folds:
 
     def __init__(self, problem: StrategyProblem) -> None:
         self.problem = problem
-        self._matrices = Matrices()
+        self.matrices = Matrices()
         self._quotients: dict[int, Quotient | None] = {}
         self._tied: dict[int, Tied | None] = {}
 
@@ -38,7 +38,7 @@ class Folds:
             colour = colours(self.problem, self._contents, depth)
             folds = int(colour.max(initial=0)) + 1 <= FOLDED_SHARE * len(self.problem.nodes)
             self._quotients[depth] = (
-                Quotient(self.problem, self._contents, colour, self._matrices).contract() if folds else None
+                Quotient(self.problem, self._contents, colour, self.matrices).contract() if folds else None
             )
         found = copy.copy(self._quotients[depth])
         if found is not None:
@@ -73,7 +73,10 @@ class Folds:
         tied = tied and narrowed(tied, kept or {})
         if tied is None:
             return None
-        found = ilp.solve_with_room(tied.problem, time_limit_s=time_limit_s, relative_gap=relative_gap, seed=seed)
+        found = ilp.solve_with_room(
+            tied.problem, time_limit_s=time_limit_s, relative_gap=relative_gap, seed=seed,
+            matrices=self.matrices,
+        )
         best = self._incumbent.aside()
         if not found.assignment:
             return best.result(found.termination, found.reason)
@@ -82,7 +85,7 @@ class Folds:
 
     @functools.cached_property
     def _contents(self) -> Contents:
-        return Contents(self.problem, self._matrices)
+        return Contents(self.problem, self.matrices)
 
     @functools.cached_property
     def _incumbent(self) -> Incumbent:

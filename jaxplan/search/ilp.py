@@ -24,11 +24,13 @@ own (engine.py, highs.py), which is ended on Ctrl-C.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from .base import Incumbent, Progress, SearchResult, Termination
+from .contract import Matrices
 from .engine import Engine
 from .problem import StrategyProblem
 from .program import OutOfTime
@@ -44,17 +46,18 @@ def solve(
     seed: int = 0,
     on_progress: Progress | None = None,
     hint: Sequence[int] | None = None,
+    matrices: Matrices | None = None,
 ) -> SearchResult:
     """The cheapest feasible assignment, within `relative_gap` of the bound; see `jaxplan.search.base.Search`.
 
-    INFEASIBLE comes without an assignment; `least_peak` says how many bytes are needed.
+    INFEASIBLE comes without an assignment; `least_peak` says how many bytes are needed.  `matrices`: see `reduce`.
     """
     best = Incumbent(problem.verify(), on_progress)
     deadline = math.inf if time_limit_s is None else best.started + time_limit_s
     try:
         if hint is not None:
             best.offer(hint)
-        reduction = reduce(problem)
+        reduction = reduce(problem, matrices=matrices)
         if reduction.infeasible:
             return best.result(Termination.INFEASIBLE, reduction.infeasible)
         engine = Engine(deadline=deadline, seed=seed)
@@ -69,18 +72,20 @@ def solve(
 
 
 def solve_with_room(
-    problem: StrategyProblem, *, time_limit_s: float | None = None, relative_gap: float = 1e-4, seed: int = 0
-) -> SearchResult:
+    problem: StrategyProblem, *, time_limit_s: float | None = None, relative_gap: float = 1e-4, seed: int = 0,
+    matrices: Matrices | None = None,
+) -> SearchResult:  # fmt: skip
     """`solve`, first without the limit: an optimum that keeps it all the same is one within it, and soon found.
 
     For problems of which most have room to spare: whatever the peaks have a say in reduces less.
     """
+    search = functools.partial(solve, relative_gap=relative_gap, seed=seed, matrices=matrices)
     if problem.limit_bytes is None:
-        return solve(problem, time_limit_s=time_limit_s, relative_gap=relative_gap, seed=seed)
-    free = solve(replace(problem, limit_bytes=None), time_limit_s=time_limit_s, relative_gap=relative_gap, seed=seed)
+        return search(problem, time_limit_s=time_limit_s)
+    free = search(replace(problem, limit_bytes=None), time_limit_s=time_limit_s)
     if free.assignment and free.peak_bytes <= problem.limit_bytes:
         return free
     if free.termination is Termination.INTERRUPTED:
         return replace(free, assignment=())
     left_s = None if time_limit_s is None else max(time_limit_s - free.wall_s, 0.0)
-    return solve(problem, time_limit_s=left_s, relative_gap=relative_gap, seed=seed)
+    return search(problem, time_limit_s=left_s)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .contract import Contraction, WipeOut
+from .contract import Contraction, Matrices, WipeOut
 from .peaks import Peaks, find_peaks
 from .problem import Bools, Edge, Floats, Ints, Node, StrategyProblem, Usage
 
@@ -56,14 +56,22 @@ class Reduction:
         return tuple(chosen)
 
 
-def reduce(problem: StrategyProblem, *, for_peak: bool = False, contract_only: bool = False) -> Reduction:
+def reduce(
+    problem: StrategyProblem,
+    *,
+    for_peak: bool = False,
+    contract_only: bool = False,
+    matrices: Matrices | None = None,
+) -> Reduction:
     """Reduce a problem.
 
     Args:
       for_peak: keep every time step, for minimising the peak instead of meeting a limit.
       contract_only: decide nothing by cost: only what follows from the pairs, and what can't be, is gone.
+      matrices: what was worked out for problems that share matrices with this one, to be gone on with.
     """
-    graph = Contraction(problem)
+    graph = Contraction(problem, matrices)
+    compared: dict[int, tuple[Floats, list[Floats], bytes]] = {}
     limit = -1 if for_peak else problem.limit_bytes
     try:
         for _ in range(MOST_ROUNDS):
@@ -72,7 +80,7 @@ def reduce(problem: StrategyProblem, *, for_peak: bool = False, contract_only: b
             if peaks.overflow is not None and not for_peak:
                 reason = f"at time step {peaks.overflow} the least choices already exceed {limit} bytes"
                 return _give_up(problem, graph, reason)
-            if contract_only or not (_dominate(graph, peaks) | _eliminate(graph, peaks)):
+            if contract_only or not (_dominate(graph, peaks, compared) | _eliminate(graph, peaks)):
                 break
         else:
             graph.settle()
@@ -82,6 +90,9 @@ def reduce(problem: StrategyProblem, *, for_peak: bool = False, contract_only: b
         return _give_up(
             problem, graph, f"every strategy of node {error.node} `{name}` is forbidden by its edges"
         )
+    finally:
+        if matrices is None:
+            graph.matrices.forget_extras()
     kept = tuple(graph.alive())
     return Reduction(
         original=problem,
@@ -133,9 +144,13 @@ def _emit(
     )
 
 
-def _dominate(graph: Contraction, peaks: Peaks) -> bool:
-    """Delete each strategy that another replaces, whatever the neighbours choose; say whether any went."""
-    cache: dict[int, Floats] = {}
+def _dominate(
+    graph: Contraction, peaks: Peaks, compared: dict[int, tuple[Floats, list[Floats], bytes]]
+) -> bool:
+    """Delete each strategy that another replaces, whatever the neighbours choose; say whether any went.
+
+    `compared` is what each node was last compared by, to no avail: not again while nothing of it has changed.
+    """
     changed = False
     for node in graph.alive():
         size = graph.size(node)
@@ -143,12 +158,14 @@ def _dominate(graph: Contraction, peaks: Peaks) -> bool:
         if size == 1 or any(size * matrix.size > MOST_DIFFERENCES for matrix in edges):
             continue
         used = peaks.profile(node, size)
+        before = compared.get(node)
+        now = graph.unary(node), edges, used.tobytes()
+        if before is not None and before[0] is now[0] and before[2] == now[2] and _same(before[1], edges):
+            continue
         better = np.all(used[:, :, None] <= used[:, None, :], axis=0)
         extra = graph.unary(node)[:, None] - graph.unary(node)[None, :]
         for matrix in edges:
-            if id(matrix) not in cache:
-                cache[id(matrix)] = _worst_extra(matrix)
-            extra = extra + cache[id(matrix)]
+            extra = extra + graph.matrices.worst_extra(matrix)
         better = better & (extra <= 0)
         np.fill_diagonal(better, False)
         left = np.ones(size, dtype=np.bool_)
@@ -158,18 +175,13 @@ def _dominate(graph: Contraction, peaks: Peaks) -> bool:
         if not left.all():
             changed = True
             graph.keep(node, np.flatnonzero(left))
+        else:
+            compared[node] = now
     return changed
 
 
-def _worst_extra(matrix: Floats) -> Floats:
-    """[j, i]: the most that strategy j pays over i, over the partners that i allows; -inf where it allows none."""
-    size = matrix.shape[0]
-    worst = np.empty((size, size))
-    allowed = np.isfinite(matrix)
-    filled = np.where(allowed, matrix, 0.0)
-    for j in range(size):
-        worst[j] = np.where(allowed, matrix[j] - filled, -np.inf).max(axis=1)
-    return worst
+def _same(some: list[Floats], others: list[Floats]) -> bool:
+    return len(some) == len(others) and all(one is other for one, other in zip(some, others, strict=True))
 
 
 def _eliminate(graph: Contraction, peaks: Peaks) -> bool:
