@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
+import block
 import jax
 
 from models import dlrm, gnn, gpt, llama, lstm, mamba, mlp, moe, resnet, t5, unet, vit, whisper
@@ -51,7 +52,9 @@ CASES = {
     case.name: case
     for case in (
         Case(name="gpt-block", model=gpt, config=_GPT_BLOCK,
-             what="GPT, 8 layers, d 1024, 16 x 512 tokens: the size of XLA AUTO's comparison"),
+             what="GPT, 8 layers, d 1024, 16 x 512 tokens, Adam"),
+        Case(name="block", model=block, config=block.Config(),
+             what="Transformer block of XLA AUTO's comparison: 8 layers, d 1024, 16 x 512 tokens, SGD, bf16"),
         Case(name="gpt2-medium", model=gpt, config=replace(gpt.CONFIGS["gpt2-medium"], scan_layers=True),
              what="GPT-2 medium, 64 x 1024 tokens, nothing computed again"),
         Case(name="gpt2-xl", model=gpt, config=gpt.CONFIGS["gpt2-xl"], what="GPT-2 XL, 64 x 1024 tokens, remat"),
@@ -82,3 +85,50 @@ CASES = {
         Case(name="gnn-proteins", model=gnn, config=gnn.CONFIGS["ogbn-proteins"], what="GraphSAGE, ogbn-proteins"),
     )
 }  # fmt: skip
+
+_SMALL_BLOCK: dict[str, Any] = {
+    "n_layers": 2, "dim": 1024, "vocab_size": 8192, "seq_len": 512, "batch_size": 32, "scan_layers": True,
+}  # fmt: skip
+
+SMALL = {
+    case.name: case
+    for case in (
+        Case(name="gpt", model=gpt, config=gpt.Config(n_heads=8, **_SMALL_BLOCK), what="GPT, 2 layers, d 1024"),
+        Case(name="llama", model=llama,
+             config=llama.Config(n_heads=16, n_kv_heads=8, hidden_dim=2816, **_SMALL_BLOCK),
+             what="Llama, 2 layers, d 1024, 16 heads over 8"),
+        Case(name="moe", model=moe,
+             config=moe.Config(n_heads=8, n_kv_heads=8, head_dim=128, hidden_dim=2048, n_experts=8, top_k=2,
+                               **_SMALL_BLOCK),
+             what="Mixture of 8 experts, top 2, 2 layers, d 1024"),
+        Case(name="mlp", model=mlp,
+             config=mlp.Config(input_dim=4096, hidden_dims=(8192, 4096), n_classes=1024, batch_size=8192),
+             what="MLP 4096-8192-4096-1024, batch 8192"),
+        Case(name="conv", model=resnet, config=replace(resnet.CONFIGS["resnet18"], batch_size=64),
+             what="ResNet-18, 64 images of 224 x 224"),
+    )
+}  # fmt: skip
+"""Steps that a compiler finishes in seconds, for many plans each; 32 x 512 tokens."""
+
+_HOST_BLOCK: dict[str, Any] = {
+    "n_layers": 2, "dim": 256, "vocab_size": 1024, "seq_len": 128, "batch_size": 16, "scan_layers": True,
+    "dtype": "float32",
+}  # fmt: skip
+
+HOST = {
+    case.name: case
+    for case in (
+        Case(name="gpt", model=gpt, config=gpt.Config(n_heads=8, **_HOST_BLOCK), what="GPT, 2 layers, d 256, f32"),
+        Case(name="llama", model=llama,
+             config=llama.Config(n_heads=8, n_kv_heads=4, hidden_dim=704, **_HOST_BLOCK),
+             what="Llama, 2 layers, d 256, f32"),
+        Case(name="mlp", model=mlp,
+             config=mlp.Config(input_dim=512, hidden_dims=(1024, 512), n_classes=64, batch_size=512, dtype="float32"),
+             what="MLP 512-1024-512-64, batch 512, f32"),
+        Case(name="mlp-wide", model=mlp,
+             config=mlp.Config(input_dim=1024, hidden_dims=(2048, 1024), n_classes=64, batch_size=32,
+                               dtype="float32"),
+             what="MLP 1024-2048-1024-64, batch 32, f32"),
+    )
+}  # fmt: skip
+"""Steps that forced host devices run in tens of milliseconds."""

@@ -8,7 +8,8 @@ only be seen where there are some of both.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,11 @@ from jaxplan.search import Allowed
 _BUDGETS = (0.8, 0.6, 0.45)
 """Shares of the free plan's peak."""
 
+_POOL, _MOST_PINS = 2, 8
+"""Random plans for each that is kept, and the arguments that one pins."""
+
+OWN = "jaxplan"
+
 _OPTIONS = Options(time_limit_s=20.0, relative_gap=1e-3, compare_templates=False)
 
 
@@ -33,22 +39,42 @@ def pipeline_of(step: Any, shapes: tuple[Any, ...], target: Target) -> Pipeline:
 
 
 def diverse_plans(pipeline: Pipeline, count: int, seed: int) -> Iterator[tuple[str, Candidate]]:
-    """Up to `count` distinct checked plans, each with how it was come by."""
-    seen: list[object] = []
+    """Up to `count` distinct checked plans, each with how it was come by.
+
+    The search's plan and the templates, then of a pool those that lie farthest apart by what the search believes:
+    plans within a percent of each other have no order worth telling.
+    """
+    pool: dict[str, Found] = {}
     for label, found in _searches(pipeline, count, np.random.default_rng(seed)):
         if isinstance(found, Found):
-            candidate = pipeline.checked(label, found)
-            layouts = (candidate.inputs, candidate.outputs, frozenset(candidate.checked.constraints))
-            if layouts not in seen:
-                seen.append(layouts)
-                yield label, candidate
+            pool.setdefault(label, found)
+    seen: list[object] = []
+    for label in _apart({label: found.result.objective_s for label, found in pool.items()}):
+        candidate = pipeline.checked(label, pool[label])
+        layouts = (candidate.inputs, candidate.outputs, frozenset(candidate.checked.constraints))
+        if layouts not in seen:
+            seen.append(layouts)
+            yield label, candidate
         if len(seen) == count:
             return
 
 
+def _apart(step_s: Mapping[str, float]) -> Iterator[str]:
+    """Labels, named plans first, then always the one farthest, as a ratio, from those before it."""
+    place = {label: math.log(seconds) for label, seconds in step_s.items()}
+    chosen = [label for label in place if label in (OWN, *TEMPLATES)]
+    yield from chosen
+    left = [label for label in place if label not in chosen]
+    while left:
+        label = max(left, key=lambda one: min(abs(place[one] - place[other]) for other in chosen))
+        left.remove(label)
+        chosen.append(label)
+        yield label
+
+
 def _searches(pipeline: Pipeline, count: int, random: np.random.Generator) -> Iterator[tuple[str, Any]]:
     best = pipeline.search({})
-    yield "jaxplan", best
+    yield OWN, best
     for name in TEMPLATES:
         pins = pipeline.template(name)
         if pins is not None:
@@ -57,17 +83,18 @@ def _searches(pipeline: Pipeline, count: int, random: np.random.Generator) -> It
     for share in _BUDGETS:
         tight = copy.copy(pipeline)
         tight.budget_bytes = int(share * best.memory.peak_bytes)
-        yield f"budget {share:.2f}", tight.search({})
+        yield f"budget {share:.2f}", tight.search({}, rival=True)
     graph = pipeline.traced.graph
     large = sorted(range(len(graph.inputs)), key=lambda p: -graph.values[graph.inputs[p]].bytes)
     for position in large[:3]:
         row = best.decision.values[graph.inputs[position]]
-        yield f"not the best {pipeline.traced.inputs[position].path}", pipeline.search({position: _all_but(row)})
-    for attempt in range(8 * count):
-        chosen = random.choice(len(large), size=min(1 + attempt % 3, len(large)), replace=False, p=_weights(len(large)))
+        label = f"not the best {pipeline.traced.inputs[position].path}"
+        yield label, pipeline.search({position: _all_but(row)}, rival=True)
+    for attempt in range(_POOL * count):
+        size = min(int(random.integers(1, _MOST_PINS + 1)), len(large))
+        chosen = random.choice(len(large), size=size, replace=False, p=_weights(len(large)))
         pins = {large[i]: _exactly(_any_row(best, graph.inputs[large[i]], random)) for i in chosen}
-        paths = ", ".join(pipeline.traced.inputs[p].path for p in pins)
-        yield f"random {paths}", pipeline.search(pins)
+        yield f"random {attempt}", pipeline.search(pins, rival=True)
 
 
 def _weights(count: int) -> np.ndarray:

@@ -12,6 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ordering import errors, kendall
+from timing_tables import timing_rows, timing_table, wall_table
+
 HERE = Path(__file__).parent
 BEGIN, END = "<!-- written by page.py -->", "<!-- end -->"
 OWN = "jaxplan"
@@ -63,27 +66,6 @@ def seconds(row: Row) -> tuple[float, float] | None:
     return said["compute_s"] + said["comm_s"], made["compute_s"] + made["comm_s"]
 
 
-def kendall(pairs: Sequence[tuple[float, float]]) -> float:
-    """Kendall's tau-b of (predicted, measured) pairs; those within a thousandth of each other are ties."""
-
-    def sign(a: float, b: float) -> int:
-        return 0 if abs(a - b) <= 1e-3 * max(a, b) else 1 if a > b else -1
-
-    signs = [(sign(a[0], b[0]), sign(a[1], b[1])) for i, a in enumerate(pairs) for b in pairs[:i]]
-    counts = [sum(s[side] != 0 for s in signs) for side in (0, 1)]
-    return sum(a * b for a, b in signs) / math.sqrt(counts[0] * counts[1]) if all(counts) else 0.0
-
-
-def errors(ratios: Sequence[float]) -> str:
-    """Median and 90th percentile of the distances from 1, and the extremes."""
-    off = sorted(abs(ratio - 1) for ratio in ratios)
-    tenth = off[min(len(off) - 1, math.ceil(0.9 * len(off)) - 1)]
-    return (
-        f"{len(off)} points: median {statistics.median(off):.1%}, 90th percentile {tenth:.1%}, "
-        f"from {min(ratios) - 1:+.1%} to {max(ratios) - 1:+.1%}"
-    )
-
-
 def summary(rows: Sequence[Row]) -> Iterator[str]:
     """What the bars are about, a line each."""
     for target in sorted({row["target"] for row in rows}):
@@ -131,6 +113,10 @@ def rivals(rows: Sequence[Row]) -> Iterator[tuple[Row, float, str, float]]:
 def tables(rows: Sequence[Row]) -> Iterator[str]:
     """The README's part."""
     yield from summary(rows)
+    timed = timing_rows()
+    if timed:
+        yield from ("", "Order and error of some twenty plans a model (`timing.py`):", "", *timing_table(timed))
+    yield from ("", "Forced host devices (`walltime.py`):", "", *wall_table())
     yield from (
         "",
         "| case | target | ours, ms | best template | its ms | ratio |",

@@ -15,7 +15,15 @@ import numpy as np
 from ..cost import CostModel, MemoryProfile, simulate_memory, traffic
 from ..errors import RuleError
 from ..ir import Traced
-from ..lowering import Checked, Key, check, planned_constraints, resolve_orders, waited_values
+from ..lowering import (
+    Checked,
+    Key,
+    check,
+    collective_prices,
+    planned_constraints,
+    resolve_orders,
+    waited_values,
+)
 from ..search import (
     SEARCHES,
     Allowed,
@@ -68,7 +76,8 @@ class Candidate:
     """A found plan as the partitioner realises it.
 
     Attributes:
-      compute_s, comm_s: of a step, with the collectives that the partitioner really inserts.
+      compute_s, comm_s: of a step, with the collectives that the partitioner really inserts; sent_s: of each of them,
+        all its runs.
     """
 
     name: str
@@ -78,6 +87,7 @@ class Candidate:
     checked: Checked
     compute_s: float
     comm_s: float
+    sent_s: tuple[float, ...]
 
     def step_s(self, overlap: float) -> float:
         """Seconds of a step when `overlap` of the communication is hidden."""
@@ -367,6 +377,7 @@ class Pipeline:
             planned_constraints(graph, decision.values, decision.reads, decision.copies, orders),
             reads=decision.reads, platform=self.target.platform, while_trips=self.options.while_trips,
         )  # fmt: skip
+        sent_s = collective_prices(graph, self.rules, self.model, checked.collectives)
         return Candidate(
             name=name,
             found=found,
@@ -374,9 +385,8 @@ class Pipeline:
             outputs=outputs,
             checked=checked,
             compute_s=sum(decision.compute_s.values()),
-            comm_s=sum(
-                self.model.collective_over(c.kind, c.bytes, c.axes) * c.trips for c, _ in checked.collectives
-            ),
+            comm_s=sum(sent_s),
+            sent_s=sent_s,
         )
 
     def _lowering_mesh(self) -> Any:

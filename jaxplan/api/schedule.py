@@ -32,6 +32,7 @@ def planned_tasks(
     graph: Graph,
     compute_s: Mapping[int, float],
     collectives: Sequence[tuple[Collective, int]],
+    sent_s: Sequence[float],
     model: CostModel,
     alive_bytes: np.ndarray,
 ) -> tuple[PlannedTask, ...]:
@@ -39,10 +40,11 @@ def planned_tasks(
 
     Args:
       compute_s: seconds of every operation, all its runs.
-      collectives: what the partitioner inserts, each with its operation (-1: unknown, run last).
+      collectives: what the partitioner inserts, each with its operation (-1: unknown, run last); sent_s: seconds of
+        each, all its runs.
       alive_bytes: `int64[n_ops]`, memory at every operation.
     """
-    return _Writer(graph, compute_s, collectives, model, alive_bytes).write()
+    return _Writer(graph, compute_s, collectives, sent_s, model, alive_bytes).write()
 
 
 @dataclass
@@ -71,9 +73,10 @@ class _Sent:
 class _Writer:
     def __init__(
         self, graph: Graph, compute_s: Mapping[int, float], collectives: Sequence[tuple[Collective, int]],
-        model: CostModel, alive_bytes: np.ndarray,
+        sent_s: Sequence[float], model: CostModel, alive_bytes: np.ndarray,
     ) -> None:  # fmt: skip
         self.graph, self.compute_s, self.model, self.alive_bytes = graph, compute_s, model, alive_bytes
+        self.sent_s = {item: seconds_s for (item, _), seconds_s in zip(collectives, sent_s, strict=True)}
         self.drafts: list[_Draft] = []
         self.made_by: dict[int, frozenset[int]] = {}
         self.computations: list[int] = []
@@ -204,7 +207,7 @@ class _Writer:
         return self._add(task)
 
     def _seconds(self, item: Collective) -> float:
-        return self.model.collective_over(item.kind, item.bytes, item.axes) * item.trips
+        return self.sent_s[item]
 
     def _barrier(self, name: str, loop: Loop) -> None:
         waits = frozenset(range(self.fence, len(self.drafts)))

@@ -99,6 +99,23 @@ def _stages(links: Sequence[AxisLink]) -> list[_Stage]:
     return sorted((_Stage(axes) for axes in groups.values()), key=lambda stage: -stage.ring_bytes_per_s)
 
 
+_COMBINED: dict[str, tuple[str, ...]] = {
+    "gpu": ("all_gather", "all_reduce", "reduce_scatter"),
+    "tpu": ("all_reduce",),
+}
+"""Platform -> the collectives that its compiler combines (the compiled steps of experiments/quality)."""
+
+_COMBINED_BYTES = 30 * 2**20
+"""... into one of at most about this size (xla/debug_options_flags.cc: `xla_gpu_all_reduce_combine_threshold_bytes` and
+its like, 30 MiB by default; taken for TPU too, where it is not published)."""
+
+
+def combined_share(kind: str, bytes: npt.ArrayLike, platform: str) -> Array:
+    """The share of a collective's start that is its own, of those that XLA combines: as much as of the whole's size."""
+    buffer = np.asarray(bytes, np.float64)
+    return np.minimum(buffer / _COMBINED_BYTES, 1.0) if kind in _COMBINED.get(platform, ()) else np.ones_like(buffer)
+
+
 def collective_seconds(kind: str, bytes: npt.ArrayLike, links: Sequence[AxisLink]) -> Array:
     """Seconds of one collective over all the axes in `links`, of the shape of `bytes`.
 

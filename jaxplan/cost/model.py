@@ -16,7 +16,7 @@ import numpy as np
 from ..hardware import AxisLink, Profile, sums_are_whole
 from ..ir import Graph, Op, Value
 from ..sharding import UNREDUCED, MeshAxes, Rule, Strategies, pieces
-from .collectives import collective_seconds
+from .collectives import collective_seconds, combined_share
 from .compute import roofline_seconds
 from .fusion import LOOP_EDGES, Traffic, fused
 
@@ -34,12 +34,16 @@ class CostModel:
     links: tuple[AxisLink, ...]
     exposed: float = 1.0
 
-    def collective(self, kind: str, size_bytes: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
-        """Exposed seconds of a collective over these mesh axes; see `collectives.collective_seconds`."""
+    def collective(
+        self, kind: str, size_bytes: np.ndarray, axes: tuple[int, ...], *, start_share: float = 1.0
+    ) -> np.ndarray:
+        """Exposed seconds of a collective over these mesh axes; see `collectives.collective_seconds`.
+
+        Args:
+          start_share: of its start that is its own, where XLA starts it together with others (`ir.start_shares`).
+        """
         compiled = self.compiled_kind(kind, [self.axes[i][0] for i in axes])
-        return self.exposed * np.asarray(
-            collective_seconds(compiled, size_bytes, tuple(self.links[i] for i in axes))
-        )
+        return self.exposed * self._seconds(compiled, size_bytes, tuple(self.links[i] for i in axes), start_share)
 
     def compiled_kind(self, kind: str, names: Sequence[str]) -> str:
         """What a collective over these mesh axes is compiled as: `kind`, but for sums that stay whole."""
@@ -54,10 +58,19 @@ class CostModel:
     def _size(self, names: Iterable[str]) -> int:
         return math.prod(self.link(name).size for name in names)
 
-    def collective_over(self, kind: str, size_bytes: float, names: Sequence[str]) -> float:
+    def collective_over(self, kind: str, size_bytes: float, names: Sequence[str], *, start_share: float = 1.0) -> float:
         """Seconds, hidden or not, of one collective over several named mesh axes (or parts of axes, see `link`)."""
         compiled = self.compiled_kind(kind, names)
-        return float(collective_seconds(compiled, np.asarray(size_bytes, float), tuple(map(self.link, names))))
+        return float(self._seconds(compiled, np.asarray(size_bytes, float), tuple(map(self.link, names)), start_share))
+
+    def _seconds(
+        self, kind: str, size_bytes: np.ndarray, links: tuple[AxisLink, ...], start_share: float
+    ) -> np.ndarray:
+        seconds = np.asarray(collective_seconds(kind, size_bytes, links))
+        if start_share >= 1:
+            return seconds
+        own = np.maximum(combined_share(kind, size_bytes, self.profile.kind), start_share)
+        return seconds - collective_seconds(kind, 0.0, links) * (1 - own)
 
     def link(self, name: str) -> AxisLink:
         """The link of a mesh axis, or of a part of one: "model:(2)4" is four devices of `model`, two apart."""

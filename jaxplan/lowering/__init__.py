@@ -3,6 +3,7 @@
 from .ahead import waited_values as waited_values
 from .check import Checked as Checked
 from .check import check as check
+from .compiled_schedule import scheduled_seconds as scheduled_seconds
 from .constrain import planned_constraints as planned_constraints
 from .hlo import CompiledCollective as CompiledCollective
 from .hlo import Memory as Memory
@@ -19,5 +20,6 @@ from .order import Orders as Orders
 from .order import resolve_orders as resolve_orders
 from .price import Priced as Priced
 from .price import price as price
+from .sent import collective_prices as collective_prices
 from .yardstick import CompiledPrice as CompiledPrice
 from .yardstick import compiled_price as compiled_price

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +37,7 @@ class CompiledCollective:
       axes: mesh axes, in mesh order; `("?",)` for groups that no axes make.
       bytes: the larger local buffer on one device: an all_gather's result, the operands of the others.
       trips: how often it runs in one step.
-      op_name: the name stack of the operation that it was made for.
+      name: of its instruction; op_name: the name stack of the operation that it was made for.
       parts: `bytes` of each of the tensors that a combined collective moves.
       sources: the lines of the program that it comes from, innermost first ("model.py:12 (forward)").
     """
@@ -45,6 +46,7 @@ class CompiledCollective:
     axes: tuple[str, ...]
     bytes: int
     trips: float
+    name: str
     op_name: str
     parts: tuple[int, ...]
     sources: tuple[str, ...]
@@ -102,7 +104,8 @@ def compiled_collectives(
                 parts = [size * groups.shape[1] for size in parts]
         found.append(
             CompiledCollective(
-                kind=kind, axes=axes, bytes=sum(parts), trips=run.trips, op_name=run.op_name, parts=tuple(parts),
+                kind=kind, axes=axes, bytes=sum(parts), trips=run.trips, name=instruction.name,
+                op_name=run.op_name, parts=tuple(parts),
                 sources=sources.lines(run.frame),
             )
         )  # fmt: skip
@@ -114,12 +117,15 @@ def estimated_cycles(hlo_text: str, *, while_trips: float = 16.0) -> float:
 
     Collectives carry none; CPU and GPU programs give 0.
     """
-    total = 0.0
+    return sum(cycles for _, cycles in instruction_cycles(hlo_text, while_trips=while_trips))
+
+
+def instruction_cycles(hlo_text: str, *, while_trips: float = 16.0) -> Iterator[tuple[str, float]]:
+    """(name, cycles of all its runs) of the instructions that carry an estimate, in program order."""
     for run in runs(hlo_text, while_trips):
         cycles = _CYCLES.search(run.instruction.rest)
         if cycles and not run.fusion:
-            total += int(cycles.group(1)) * run.trips
-    return total
+            yield run.instruction.name, int(cycles.group(1)) * run.trips
 
 
 def compiled_memory(compiled: Any) -> Memory:

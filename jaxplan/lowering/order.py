@@ -6,9 +6,9 @@ Dimensions that an operation cuts together, or that pass from maker to reader un
 An all_to_all of several axes takes their order along to the other dimension, or every piece moves once more.  Classes
 take the orders that spare most bytes the move, mesh order when it makes no difference.
 
-On TPU a dimension that is summed over wants the order of the one that its sums are scattered onto: XLA compiles a
-reduce_scatter only of parts in the order of the pieces, else an all_reduce of the whole sum and a slice (8 v5e, jax
-0.10.2, libtpu 0.0.42.1).
+On TPU and GPU a dimension that is summed over wants the order of the one that its sums are scattered onto: XLA compiles
+a reduce_scatter only of parts in the order of the pieces, else an all_reduce of the whole sum and a slice (8 v5e and 8
+H100, jax 0.10.2, libtpu 0.0.42.1).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def resolve_orders(
     if sum(size > 1 for _, size in axes) < 2:
         return Orders(axes=axes, chosen={})
     resolver = _Resolver(graph, rules, axes, values, reads, outputs, factors, said)
-    return resolver.orders(sums_along=platform == "tpu")
+    return resolver.orders(sums_along=platform != "cpu")
 
 
 def _only(order: tuple[int, ...], axes: frozenset[int]) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from .ahead import waited_values
 from .check import operation_of
 from .jit import lower_flat
 from .realised import Realised, realised
+from .sent import collective_prices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,10 +94,9 @@ def price(
         seconds[op.index] = float(refined.op_seconds(op, rule, strategy, graph, crossing)[0]) * op.trips
         if rule.matmul:
             flops[op.index] = rule.flops * float(strategy.shares[0]) * op.trips
+    sent = [(c, operation_of(c.scope)) for c in found.collectives if c.kind != "all_slice"]
     collectives = tuple(
-        (c, operation_of(c.scope), model.collective_over(c.kind, c.bytes, c.axes) * c.trips)
-        for c in found.collectives
-        if c.kind != "all_slice"
+        (c, op, paid_s) for (c, op), paid_s in zip(sent, collective_prices(graph, rules, model, sent), strict=True)
     )
     memory = simulate_memory(
         graph, where.axes, crossing.stored, kinds, where.values, where.reads,

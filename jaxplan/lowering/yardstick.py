@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ..cost import CostModel, roofline_seconds
 from ..hardware import Profile
-from .hlo import compiled_collectives, estimated_cycles
+from .hlo import compiled_collectives, instruction_cycles
 from .hlo_text import Instruction, Run, arrays_of, bytes_of, runs
 from .hlo_work import product_flops
 
@@ -63,14 +63,26 @@ def compiled_price(hlo_text: str, model: CostModel, *, while_trips: float = 16.0
         model.collective_over(c.kind, c.bytes, every if c.axes == ("?",) else c.axes) * c.trips
         for c in compiled_collectives(hlo_text, model.axes, while_trips=while_trips)
     )
+    compute_s = sum(kernel_seconds(hlo_text, model, while_trips=while_trips).values())
+    rule = "roofline" if model.profile.clock_hz is None else "estimated cycles"
+    return CompiledPrice(compute_s=compute_s, comm_s=comm_s, rule=rule)
+
+
+def kernel_seconds(hlo_text: str, model: CostModel, *, while_trips: float = 16.0) -> dict[str, float]:
+    """Seconds of all runs of every instruction that computes, by its name.
+
+    Args:
+      while_trips: of loops whose trip count is unknown.
+    """
     clock_hz = model.profile.clock_hz
+    seconds: dict[str, float] = {}
     if clock_hz is not None:
-        cycles = estimated_cycles(hlo_text, while_trips=while_trips)
-        return CompiledPrice(compute_s=cycles / clock_hz, comm_s=comm_s, rule="estimated cycles")
-    compute_s = sum(
-        kernel.seconds(model.profile) * kernel.trips for kernel in compiled_kernels(hlo_text, while_trips)
-    )
-    return CompiledPrice(compute_s=compute_s, comm_s=comm_s, rule="roofline")
+        for name, cycles in instruction_cycles(hlo_text, while_trips=while_trips):
+            seconds[name] = seconds.get(name, 0.0) + cycles / clock_hz
+    else:
+        for kernel in compiled_kernels(hlo_text, while_trips):
+            seconds[kernel.name] = seconds.get(kernel.name, 0.0) + kernel.seconds(model.profile) * kernel.trips
+    return seconds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -19,6 +20,7 @@ from ..ir import (
     live_intervals,
     needed_until,
     settled_values,
+    start_shares,
     written_over,
 )  # fmt: skip
 from ..sharding import UNREDUCED, Moves, Rule, Strategies, all_places, busiest, pieces, reachable, strategies
@@ -71,6 +73,9 @@ class _Builder:
         self.crossing, self.stored = crossing, crossing.stored
         self.producers = graph.producers()
         self.sharing = Sharing(graph, rules)
+        self.start_shares = start_shares(
+            graph, [rule.matmul for rule in rules], [bool(rule.reduction) for rule in rules]
+        )
         self.accumulating = accumulating_ops(graph)
         self.nodes: list[Node] = []
         self.edges: list[Edge] = []
@@ -248,16 +253,19 @@ class _Builder:
         if tail.node == head.node:
             return
         tensor = self.graph.values[value]
-        key = ("edge", id(tail.places), id(head.places), tensor.shape, tensor.item_bytes, trips, tied, sliced)
+        # parts of a total are added up before they are summed: what is left is one scalar, with a start of its own
+        share = self.start_shares[value] if tensor.shape else 1.0
+        key = ("edge", id(tail.places), id(head.places), tensor.shape, tensor.item_bytes, trips, tied, sliced, share)
         if key not in self._cache:
-            costs, mask = self._matrix(tail.places, head.places, tensor, trips, tied, sliced)
+            costs, mask = self._matrix(tail.places, head.places, tensor, trips, tied, sliced, share)
             self._cache[key] = self._shared(costs), None if mask is None else self._shared(mask)
         costs, allowed = self._cache[key]
         self.edges.append(Edge(tail=tail.node, head=head.node, costs_s=costs, allowed=allowed))
         self.passages.append(Passage(tails=tail.places, heads=head.places, bytes=tensor.bytes, trips=trips))
 
     def _matrix(
-        self, tail: np.ndarray, head: np.ndarray, tensor: Value, trips: float, tied: bool, sliced: bool
+        self, tail: np.ndarray, head: np.ndarray, tensor: Value, trips: float, tied: bool, sliced: bool,
+        start_share: float,
     ) -> tuple[np.ndarray, np.ndarray | None]:
         if tied:
             # equal layouts; only what is pending may still be finished on the way
@@ -273,7 +281,8 @@ class _Builder:
                 # would lie in memory; only what is cut along the loop itself has to be
                 a, b = tail[:, None, :], head[None, :, :]
                 allowed &= ((a == b) | (a < 0) | (a == 0)).all(axis=2)
-        once = self._moves(tail, head).price(tensor.bytes, self.model.collective)
+        price = functools.partial(self.model.collective, start_share=start_share)
+        once = self._moves(tail, head).price(tensor.bytes, price)
         once = once + self.model.scattered_lanes_seconds(tail, head, tensor)
         table = np.where(allowed, once * (1 + _LATER_DIMENSION * _moved_dimension(tail, head)) * trips, 0.0)
         return np.ascontiguousarray(table), None if allowed.all() else allowed

@@ -24,7 +24,7 @@ def made_of(
     kind: str, *parts: int, trips: float = 1.0, axes: tuple[str, ...] = ("data",), line: str = LINE
 ) -> Any:
     return CompiledCollective(
-        kind=kind, axes=axes, bytes=sum(parts), parts=parts, trips=trips, op_name="", sources=(line,)
+        kind=kind, axes=axes, bytes=sum(parts), parts=parts, trips=trips, name="collective", op_name="", sources=(line,)
     )
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from jaxplan.cost import CostModel
 from jaxplan.hardware import axis_links, load_profile
+from jaxplan.lowering.compiled_schedule import scheduled_seconds
 from jaxplan.lowering.yardstick import compiled_kernels, compiled_price
 
 AXES = (("data", 8),)
@@ -64,3 +65,30 @@ def test_a_price_is_the_sum_of_its_kernels_and_collectives() -> None:
     assert price.comm_s == 0 and price.rule == "roofline"
     assert price.compute_s == pytest.approx(sum(k.seconds(profile) for k in kernels))
     assert price.step_s >= 2 * 128**3 / profile.peak_for("float32")
+
+
+ASYNC = """
+HloModule m, is_scheduled=true
+
+ENTRY %main (x: f32[1024,1024]) -> f32[1024,1024] {
+  %x = f32[1024,1024]{1,0} parameter(0)
+  %all-reduce-start = f32[1024,1024]{1,0} all-reduce-start(%x), channel_id=1, replica_groups=[1,8]<=[8], to_apply=%add
+  BETWEEN
+  %all-reduce-done = f32[1024,1024]{1,0} all-reduce-done(%all-reduce-start)
+  BEHIND
+  ROOT %out = f32[1024,1024]{1,0} add(%all-reduce-done, %all-reduce-done)
+}
+"""
+WORK = "%work = f32[1024,1024]{1,0} dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+
+
+def test_only_what_stands_between_start_and_done_hides_a_collective() -> None:
+    """The three placements differ by nothing but where the product stands."""
+    h100 = model("h100")
+    hidden = ASYNC.replace("BETWEEN", WORK).replace("BEHIND", "")
+    exposed = ASYNC.replace("BETWEEN", "").replace("BEHIND", WORK)
+    price = compiled_price(exposed, h100)
+    product_s = price.compute_s - compiled_price(ASYNC.replace("BETWEEN", "").replace("BEHIND", ""), h100).compute_s
+    assert product_s > 0
+    assert scheduled_seconds(exposed, h100) == pytest.approx(price.step_s, rel=1e-9)
+    assert scheduled_seconds(hidden, h100) == pytest.approx(price.step_s - min(product_s, price.comm_s), rel=1e-9)

@@ -13,7 +13,7 @@ import pytest
 
 from jaxplan.cost import CostModel
 from jaxplan.hardware import axis_links, load_profile
-from jaxplan.ir import Graph, trace
+from jaxplan.ir import Graph, start_shares, trace
 from jaxplan.search import SEARCHES, Edge, Node, StrategyProblem, Termination, evaluate
 from jaxplan.search.build import build
 from jaxplan.search.space import Space, decide
@@ -127,6 +127,9 @@ def walked_s(graph: Graph, space: Space, model: CostModel, chosen: tuple[int, ..
     decision = decide(space, chosen)
     trips = {op.index: op.trips for op in graph.ops}
     total = sum(decision.compute_s.values())
+    shares = start_shares(
+        graph, [rule.matmul for rule in space.rules], [bool(rule.reduction) for rule in space.rules]
+    )
     hops = [
         (graph.ops[op].operands[position], row, trips[op])
         for (op, position), row in decision.reads.items()
@@ -136,8 +139,9 @@ def walked_s(graph: Graph, space: Space, model: CostModel, chosen: tuple[int, ..
     for value, wanted, times in hops:
         made = decision.values[value]
         steps = reshard_steps(made, wanted, graph.values[value].bytes, model.axes)
+        share = shares[value] if graph.values[value].shape else 1.0
         total += times * sum(
-            model.collective_over(step.kind, step.bytes, step.axes)
+            model.collective_over(step.kind, step.bytes, step.axes, start_share=share)
             for step in steps
             if step.kind != "all_slice"
         )

@@ -1,0 +1,36 @@
+"""Seconds of the collectives that the partitioner inserts, those that XLA will start together priced as such."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from ..cost import CostModel
+from ..ir import Graph, start_shares
+from ..sharding import Collective, Rule
+
+
+def collective_prices(
+    graph: Graph, rules: Sequence[Rule], model: CostModel, collectives: Sequence[tuple[Collective, int]]
+) -> tuple[float, ...]:
+    """Seconds of all runs of each collective, hidden or not; 0 for those that move nothing.
+
+    Args:
+      collectives: with the operation that needs each, -1 where it is not known.
+    """
+    shares = start_shares(graph, [rule.matmul for rule in rules], [bool(rule.reduction) for rule in rules])
+
+    scalars = Counter((item.kind, item.axes) for item, _ in collectives if not item.shape)
+
+    def share(item: Collective, op: int) -> float:
+        if not item.shape:  # parts of a total, which is summed once
+            return 1.0 / scalars[item.kind, item.axes]
+        around = (*graph.ops[op].operands, *graph.ops[op].results) if op >= 0 else ()
+        return min((shares[v] for v in around if graph.values[v].shape == item.shape), default=1.0)
+
+    return tuple(
+        0.0
+        if item.kind == "all_slice"
+        else model.collective_over(item.kind, item.bytes, item.axes, start_share=share(item, op)) * item.trips
+        for item, op in collectives
+    )

@@ -1,0 +1,89 @@
+"""What a search believes its plan to cost is what the evaluator says, which asks the partitioner and no search."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import jax
+import pytest
+from jax.sharding import AbstractMesh
+
+from jaxplan.api import Found, Options, Pipeline, model_of, target_of
+from jaxplan.ir import trace
+from jaxplan.lowering import price
+from models import gpt, llama, mlp, moe, vit
+
+_BLOCK = {"n_layers": 2, "seq_len": 512, "batch_size": 32, "vocab_size": 8192, "scan_layers": True}
+CASES: dict[str, tuple[ModuleType, Any]] = {
+    "mlp": (mlp, mlp.Config(input_dim=4096, hidden_dims=(8192, 4096), n_classes=1024, batch_size=8192)),
+    "gpt": (gpt, gpt.Config(dim=1024, n_heads=8, **_BLOCK)),
+    "moe": (
+        moe,
+        moe.Config(
+            dim=1024, n_heads=8, n_kv_heads=8, head_dim=128, hidden_dim=2048, n_experts=8, top_k=2, **_BLOCK
+        ),
+    ),
+    "llama": (llama, llama.Config(dim=1024, n_heads=16, n_kv_heads=8, hidden_dim=2816, **_BLOCK)),
+    "vit": (vit, replace(vit.CONFIGS["vit-b16"], n_layers=2, scan_layers=True, batch_size=64)),
+}
+"""Steps large enough that bytes decide: of a tiny one, what starting the summing of a few scalars takes."""
+
+OWN_SHARE, TEMPLATE_SHARE = 0.005, 0.02
+"""Of the step: where a template makes axes change their order on the way, that is in no plan."""
+
+
+@functools.cache
+def pipeline(case: str, hardware: str) -> Pipeline:
+    model, config = CASES[case]
+    state = jax.eval_shape(lambda: model.init_state(config, jax.random.key(0)))
+    traced = trace(model.make_train_step(config), (state, model.batch_shapes(config)), {}, donate_argnums=(0,))
+    target = target_of(AbstractMesh((4, 2), ("data", "model")), hardware)
+    options = Options(time_limit_s=60.0)
+    return Pipeline(
+        traced, target, model_of(target, options), target.profile.usable_bytes, options, {}, {}, lambda _: None
+    )
+
+
+def beliefs(planner: Pipeline, template: str | None) -> tuple[float, float]:
+    """Seconds of a step: by the search's problem, less what it adds to tell equals apart; and by the evaluator."""
+    found = planner.search({} if template is None else planner.template(template) or {}, rival=template is not None)
+    assert isinstance(found, Found)
+    chosen, problem = found.result.assignment, found.space.problem
+    sent_s = sum(float(edge.costs_s[chosen[edge.tail], chosen[edge.head]]) for edge in problem.edges)
+    candidate = planner.checked("plan", found)
+    priced = price(
+        planner.traced, planner.rules, planner.kinds, planner.model, planner.target.abstract,
+        candidate.inputs, candidate.outputs, candidate.checked.constraints, platform=planner.target.platform,
+    )  # fmt: skip
+    return sum(found.decision.compute_s.values()) + sent_s, priced.step_s()
+
+
+_SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("case", "hardware"),
+    [
+        ("mlp", "tpu-v5e"), ("moe", "tpu-v5e"), ("mlp", "h100"),
+        *(pytest.param(case, "tpu-v5e", marks=_SLOW) for case in ("gpt", "llama", "vit")),
+        *(pytest.param(case, "h100", marks=_SLOW) for case in ("gpt", "moe", "llama", "vit")),
+    ],
+)  # fmt: skip
+def test_the_search_and_the_evaluator_price_its_plan_alike(case: str, hardware: str) -> None:
+    believed_s, evaluated_s = beliefs(pipeline(case, hardware), None)
+    model = pipeline(case, hardware).model
+    start_s = model.collective_over("all_reduce", 0.0, ["data", "model"])  # of a loss beside a norm, which may be one
+    assert abs(believed_s - evaluated_s) <= OWN_SHARE * evaluated_s + start_s
+
+
+@pytest.mark.parametrize("template", ["data", "zero1", "fsdp", "megatron"])
+@pytest.mark.parametrize(
+    ("case", "hardware"),
+    [("mlp", "tpu-v5e"), *(pytest.param(case, "tpu-v5e", marks=_SLOW) for case in ("gpt", "moe", "llama"))],
+)
+def test_the_search_and_the_evaluator_price_templates_alike(case: str, hardware: str, template: str) -> None:
+    believed_s, evaluated_s = beliefs(pipeline(case, hardware), template)
+    assert believed_s == pytest.approx(evaluated_s, rel=TEMPLATE_SHARE)

@@ -1,0 +1,72 @@
+"""Loose ends against a search for products before and behind every value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxplan.ir import Graph, start_shares, trace
+
+SQUARE = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+
+
+def graph_of(step: Any, *shapes: Any) -> Graph:
+    return trace(step, shapes, {}).graph
+
+
+def products(graph: Graph) -> list[bool]:
+    return [op.primitive == "dot_general" for op in graph.ops]
+
+
+def sums(graph: Graph) -> list[bool]:
+    return [op.primitive in ("dot_general", "reduce_sum") for op in graph.ops]
+
+
+def reached(graph: Graph, start: int, *, forward: bool) -> set[int]:
+    """Operations that depend on value `start`, or that it depends on; for programs without loops."""
+    found: set[int] = set()
+    values = [start]
+    while values:
+        value = values.pop()
+        for op in graph.ops:
+            if op.index not in found and value in (op.operands if forward else op.results):
+                found.add(op.index)
+                values += op.results if forward else op.operands
+    return found
+
+
+def test_what_has_products_on_both_sides_starts_alone_and_nothing_else_does() -> None:
+    def step(a: jax.Array, b: jax.Array, x: jax.Array) -> Any:
+        hidden = jnp.tanh(x @ (2 * a))
+        out = jnp.exp(hidden @ b)
+        return out + 1, jnp.sum(hidden)
+
+    graph = graph_of(step, SQUARE, SQUARE, SQUARE)
+    is_product, shares = products(graph), start_shares(graph, products(graph), sums(graph))
+    for value in range(len(graph.values)):
+        sides = [any(is_product[op] for op in reached(graph, value, forward=f)) for f in (False, True)]
+        if all(sides):
+            assert shares[value] == 1.0
+    ends = {graph.values[v].index for v in graph.inputs[:2]} | set(graph.outputs)
+    assert all(shares[value] < 1.0 for value in ends)
+
+
+def test_the_gradients_of_a_loops_body_share_one_start() -> None:
+    def step(weights: Any, x: jax.Array) -> Any:
+        def loss(weights: Any) -> jax.Array:
+            return jnp.sum(jax.lax.scan(lambda x, w: (jnp.tanh(x @ w["a"]) @ w["b"], None), x, weights)[0])
+
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights))
+
+    stacked = jax.ShapeDtypeStruct((4, 8, 8), jnp.float32)
+    graph = graph_of(step, {"a": stacked, "b": stacked}, SQUARE)
+    shares = start_shares(graph, products(graph), sums(graph))
+    backward = [loop for loop in graph.loops][-1]
+    gradients = [
+        op.results[0] for op in graph.ops[backward.start : backward.stop]
+        if op.primitive == "dot_general" and shares[op.results[0]] < 1.0
+    ]  # fmt: skip
+    assert len(gradients) == 2  # of both weights; the gradient of what came in goes on to the next iteration
+    assert sum(shares[value] for value in gradients) <= 1.0
