@@ -10,6 +10,7 @@ one form:
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, cast
@@ -27,6 +28,9 @@ from jax._src.config import traceback_in_locations_limit as _traceback_in_locati
 
 # Run on jax 0.10.2 and 0.12.0.1: how many bits an element takes, sub-byte types included.
 from jax._src.dtypes import itemsize_bits as _itemsize_bits
+
+# Run on jax 0.10.2 and 0.12.0.1: the tables from primitive to lowering rule.
+from jax._src.interpreters import mlir as _mlir
 
 # Run on jax 0.10.2 and 0.12.0.1: an MLIR context that knows StableHLO, CHLO, MHLO and Shardy.
 from jax._src.interpreters.mlir import make_ir_context as _make_ir_context
@@ -174,6 +178,19 @@ def equation_context(eqn: Any, scope: str) -> Iterator[None]:
         jax.sharding.use_abstract_mesh(mesh),
     ):
         yield
+
+
+def lowered_function(primitive: Any, platform: str) -> Any:
+    """The function of jax that a primitive is lowered to on `platform` (by `mlir.lower_fun`); None: something else is.
+
+    Called with the operands and the parameters by name, it returns the result, or the list of them.
+    """
+    # Run on jax 0.10.2 and 0.12.0.1.
+    entry = _mlir._platform_specific_lowerings[platform].get(primitive) or _mlir._lowerings.get(primitive)
+    rule: Any = getattr(entry, "rule", None)
+    if getattr(rule, "__qualname__", "") != "lower_fun.<locals>.f_lowered":
+        return None
+    return inspect.getclosurevars(rule).nonlocals.get("fun")
 
 
 def primitive_names() -> frozenset[str]:

@@ -6,19 +6,33 @@ the loop; what lies between the products and the carry is linear, so that it may
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from .graph import Graph, Loop, Op
 
 SUMS = frozenset({"add", "add_any"})
 _LINEAR = frozenset({"convert_element_type", "copy", "neg", "reshape", "scan_stack", "squeeze", "transpose"})
 """Operations of one tensor that may work on the parts of a sum; `convert_element_type` between reals alone."""
-_ORIGINS = frozenset({"dot_general", "reduce_sum"})
+_SCALES: Mapping[str, tuple[int, ...]] = {"div": (0,), "mul": (0, 1)}
+"""Operations of two operands that are linear in one of them, and which may be that one; the other is no sum then."""
+_ORIGINS = frozenset({"dot_general", "reduce_sum", "scatter-add"})
 """Operations that make such parts, and of which each part can be computed beside the others."""
 _REALS = ("float", "bfloat", "complex")
 
+Parts = dict[int, tuple[int, ...]]
+"""By operation, the operands of which it takes the parts of a sum."""
 
-def accumulating_ops(graph: Graph) -> frozenset[int]:
+
+def accumulating_ops(graph: Graph) -> Parts:
     """The operations that may work on the parts of a sum which a loop accumulates, its `carry_init` among them."""
     return _Accumulations(graph).found()
+
+
+def makes_parts(op: Op) -> bool:
+    """Whether each part of the operation's sum can be computed beside the others."""
+    if op.primitive == "conv_general_dilated":  # the gradient of a kernel, summed over the batch
+        return op.params["feature_group_count"] == op.params["batch_group_count"] == 1
+    return op.primitive in _ORIGINS
 
 
 class _Accumulations:
@@ -28,58 +42,79 @@ class _Accumulations:
         self.uses = graph.uses()
         self.last = {op.operands[1]: op for op in graph.ops if op.primitive == "carry_next"}
 
-    def found(self) -> frozenset[int]:
-        ops: set[int] = set()
+    def found(self) -> Parts:
+        ops: Parts = {}
         for op in self.last.values():
             ops.update(self._accumulation(op))
-        return frozenset(ops)
+        return ops
 
-    def _accumulation(self, last: Op) -> set[int]:
-        """The operations around one carry; none where it is anything but added to."""
+    def _accumulation(self, last: Op) -> Parts:
+        """The operations around one carry; none where it is anything but scaled and added to."""
         after, carry = last.operands
         loops = [x for x in self.graph.loops if x.start <= last.index < x.stop]
         loop = min(loops, key=lambda x: x.stop - x.start)
         shape = self.graph.values[carry].shape
-        ops = {self.producers[carry]}
-        value = carry
+        ops: Parts = {self.producers[carry]: (0,)}
+        value, added = carry, False
         while value != after:
             readers = self._readers_within(value, loop, but=last.index)
             if len(readers) != 1:
-                return set()
+                return {}
             op = self.graph.ops[readers[0]]
-            alike = all(self.graph.values[v].shape == shape for v in op.operands)
-            if op.primitive not in SUMS or not alike or op.operands[0] == op.operands[1]:
-                return set()
-            (addend,) = (v for v in op.operands if v != value)
-            if not self._comes_from_products(addend, loop, ops):
-                return set()
-            ops.add(op.index)
+            if self.graph.values[op.results[0]].shape != shape or op.operands.count(value) != 1:
+                return {}
+            position = op.operands.index(value)
+            if op.primitive in SUMS:
+                addend = op.operands[1 - position]
+                if self.graph.values[addend].shape != shape or not self._comes_from_products(addend, loop, ops):
+                    return {}
+                ops[op.index], added = (0, 1), True
+            elif position in _SCALES.get(op.primitive, ()) and self._real(op):
+                ops[op.index] = (position,)
+            else:
+                return {}
             value = op.results[0]
-        return ops if self._readers_within(after, loop, but=last.index) == [] else set()
+        return ops if added and self._readers_within(after, loop, but=last.index) == [] else {}
 
     def _readers_within(self, value: int, loop: Loop, *, but: int) -> list[int]:
         return [op for op, _ in self.uses[value] if loop.start <= op < loop.stop and op != but]
 
-    def _comes_from_products(self, value: int, loop: Loop, ops: set[int]) -> bool:
+    def _real(self, op: Op) -> bool:
+        return all(self.graph.values[v].dtype.startswith(_REALS) for v in (*op.operands, *op.results))
+
+    def _comes_from_products(self, value: int, loop: Loop, ops: Parts) -> bool:
         """Whether `value` is made in the loop, of products by linear operations alone; those are added to `ops`."""
         index = self.producers[value]
         if index < loop.start:
             return False
         op = self.graph.ops[index]
-        if op.primitive in _ORIGINS:
+        if makes_parts(op):
             return True
         if op.primitive == "carry_init":  # the sum that an inner loop has accumulated
-            inside = self._accumulation(self.last[value]) if value in self.last else set()
+            inside = self._accumulation(self.last[value]) if value in self.last else {}
             ops.update(inside)
             return bool(inside)
+        if op.primitive in _SCALES:
+            return self._scales(op, loop, ops)
         if op.primitive in SUMS:
             alike = all(self.graph.values[v].shape == self.graph.values[value].shape for v in op.operands)
             linear = alike and op.operands[0] != op.operands[1]
         else:
-            linear = op.primitive in _LINEAR and all(
-                self.graph.values[v].dtype.startswith(_REALS) for v in (*op.operands, *op.results)
-            )
+            linear = op.primitive in _LINEAR and self._real(op)
         if not linear or not all(self._comes_from_products(v, loop, ops) for v in op.operands):
             return False
-        ops.add(index)
+        ops[index] = tuple(range(len(op.operands)))
         return True
+
+    def _scales(self, op: Op, loop: Loop, ops: Parts) -> bool:
+        """A sum times a factor: of a product of two sums, the first one is finished before."""
+        shape = self.graph.values[op.results[0]].shape
+        for position in _SCALES[op.primitive]:
+            value = op.operands[position]
+            whole = self.graph.values[value].shape == shape and op.operands.count(value) == 1
+            inside: Parts = {}
+            if whole and self._real(op) and self._comes_from_products(value, loop, inside):
+                ops.update(inside)
+                ops[op.index] = (position,)
+                return True
+        return False

@@ -1,9 +1,9 @@
 """Primitives of other libraries that are written in jax themselves: seen through, like a call.
 
 Such a primitive (Equinox has some) carries rules of its own for derivatives or batching, and is otherwise a function of
-jax: what runs outside jit, its `impl`, is also what it is lowered to.  Where both give the same StableHLO on the
-platform that is planned for, the primitive's equation is replaced by a call of that function's jaxpr, whose operations
-have rules.  Anything else (a kernel, a callback, another program on this platform) stays as it is.
+jax: the one that it is lowered to, or its `impl`, which runs outside jit.  Where primitive and function give the same
+StableHLO on the platform that is planned for, the primitive's equation is replaced by a call of the function's jaxpr,
+whose operations have rules.  Anything else (a kernel, a callback, another program on this platform) stays as it is.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.extend.core.primitives import closed_call_p
 
-from .._jax import as_closed, equation_context, subjaxprs
+from .._jax import as_closed, equation_context, lowered_function, subjaxprs
 from .flatten import SEEN_THROUGH
 
 _WALKED = frozenset({*SEEN_THROUGH, "scan", "while", "cond"})
@@ -72,6 +72,7 @@ class _Rewriter:
 
     def _found(self, eqn: Any) -> Any:
         primitive, params = eqn.primitive, eqn.params
+        function = lowered_function(primitive, self._platform) or primitive.impl
         shapes = [
             jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in eqn.invars
         ]
@@ -82,7 +83,7 @@ class _Rewriter:
 
         try:
             with equation_context(eqn, ""):
-                body = jax.make_jaxpr(lambda *operands: leaves(primitive.impl(*operands, **params)))(*shapes)
+                body = jax.make_jaxpr(lambda *operands: leaves(function(*operands, **params)))(*shapes)
                 if [(aval.shape, aval.dtype) for aval in body.out_avals] != wanted:
                     return None
                 jaxpr, consts = as_closed(body)
@@ -90,7 +91,7 @@ class _Rewriter:
                     return None  # running it means binding it: nothing is seen
                 bound = self._text(lambda *xs: leaves(primitive.bind(*xs, **primitive.get_bind_params(params))), shapes)
                 seen = self._text(lambda *xs: jax.core.eval_jaxpr(jaxpr, consts, *xs), shapes)
-        except Exception:  # another library's `impl` may fail in any way under a trace; then nothing is seen
+        except Exception:  # another library's function may fail in any way under a trace; then nothing is seen
             return None
         return body if bound == seen else None
 

@@ -102,15 +102,14 @@ def _summed(parts: Any, over: tuple[int, ...]) -> Any:
     return jnp.sum(parts, axis=over, dtype=parts.dtype) if over else parts
 
 
-def on_parts(
-    bind: Callable[..., Any], operands: Sequence[Any], layouts: Sequence[Layout | None], result: Layout, mesh: Any
-) -> Held:
+def on_parts(eqn: Any, operands: Sequence[Any], layouts: Sequence[Layout | None], result: Layout, mesh: Any) -> Held:
     """A linear operation on a sum in parts, or the product whose contraction makes the parts.
 
     Args:
       layouts: of the operands that are held pending; or, of a product, of all its operands: an axis of the result's
         pending ones that cuts a dimension of an operand makes the parts of that dimension.
     """
+    bind = functools.partial(eqn.primitive.bind, **eqn.primitive.get_bind_params(eqn.params))
     if any(layout is not None and layout.unreduced for layout in layouts):
         parts = [
             held_as(x, layout, mesh).parts if layout is not None and layout.unreduced else finished(x, mesh)
@@ -118,16 +117,35 @@ def on_parts(
         ]
         leading = [layout is not None and bool(layout.unreduced) for layout in layouts]
         mapped = [[0 if is_held else None for is_held in leading]] * len(result.unreduced)
+    elif eqn.primitive.name == "conv_general_dilated":
+        return _by_device(bind, operands, layouts, result, mesh)
     else:
         split = [
             _split(finished(x, mesh), layout, result.unreduced, mesh)
             for x, layout in zip(operands, layouts, strict=True)
         ]
+        if eqn.primitive.name == "scatter-add":  # what is added to counts once
+            start = held_as(split[0][0], result, mesh)
+            split[0] = start.parts, frozenset(start.axes)
         parts = [x for x, _ in split]
         mapped = [[0 if axis in axes else None for _, axes in split] for axis in result.unreduced]
     for in_axes in reversed(mapped):
         bind = jax.vmap(bind, in_axes=tuple(in_axes))
     return _placed(bind(*parts), result, mesh)
+
+
+def _by_device(
+    bind: Callable[..., Any], operands: Sequence[Any], layouts: Sequence[Layout | None], result: Layout, mesh: Any
+) -> Held:
+    """A product that each device makes of its pieces: batched, a convolution would become one with groups."""
+    mapped = jax.shard_map(
+        lambda *pieces: jnp.expand_dims(bind(*pieces), tuple(range(len(result.unreduced)))),
+        mesh=mesh,
+        in_specs=tuple(PartitionSpec() if layout is None else layout.spec() for layout in layouts),
+        out_specs=PartitionSpec(*result.unreduced, *(axes or None for axes in result.dims)),
+        check_vma=False,  # no sum is taken inside: the parts are the result
+    )
+    return _placed(mapped(*(finished(x, mesh) for x in operands)), result, mesh)
 
 
 def _split(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -176,9 +175,8 @@ class Replay:
         return eqn.primitive.bind(*operands, **{**params, **changed})
 
     def _on_parts(self, eqn: Any, position: int, operands: list[Any], frame: tuple[int, ...]) -> Held:
-        bind = functools.partial(eqn.primitive.bind, **eqn.primitive.get_bind_params(eqn.params))
         layouts = [self._held.get(Site(frame, "operand", position, i)) for i in range(len(operands))]
-        return on_parts(bind, operands, layouts, self._held[Site(frame, "result", position, 0)], self._mesh)
+        return on_parts(eqn, operands, layouts, self._held[Site(frame, "result", position, 0)], self._mesh)
 
     def _scan(self, eqn: Any, operands: list[Any], inner: tuple[int, ...]) -> Sequence[Any]:
         """A loop whose carries and stacked results stay in parts where the plan says so."""

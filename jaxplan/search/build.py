@@ -185,9 +185,9 @@ class _Builder:
 
     def _strategies(self, op: Op, rule: Rule) -> Strategies:
         """With sums left pending through additions, and through all that leads to a sum that a loop accumulates."""
-        pending = op.index in self.accumulating or (
-            op.primitive in SUMS and all(dims == rule.results[0] for dims in rule.operands)
-        )
+        pending = self.accumulating.get(op.index, ())
+        if op.primitive in SUMS and all(dims == rule.results[0] for dims in rule.operands):
+            pending = (0, 1)
         key = ("strategies", id(rule), pending)
         if key not in self._cache:
             options = strategies(rule, self.axes, pending=pending)

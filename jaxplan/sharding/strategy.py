@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,11 +46,11 @@ class Strategies:
         )
 
 
-def strategies(rule: Rule, axes: MeshAxes, *, pending: bool = False) -> Strategies:
+def strategies(rule: Rule, axes: MeshAxes, *, pending: Collection[int] = ()) -> Strategies:
     """Every strategy of `rule` on the mesh that divides evenly; the fully replicated one comes first.
 
-    With `pending`, for a sum of two tensors: besides cutting a factor, an axis may leave both operands and the
-    result pending over it, so that they are reduced once, after the sum.
+    With `pending`, the operands in which the operation is linear together (both of a sum, one of a product): besides
+    cutting a factor, an axis may leave them and the result pending over it, so that they are reduced once, after it.
 
     A dimension made of several factors (a merged reshape dimension, major first) can only be cut at a minor
     factor when every more major factor of that dimension is cut completely: otherwise the local piece would
@@ -79,7 +80,7 @@ def busiest(options: Strategies, cap: int) -> Strategies:
     return options.take(keep)
 
 
-def _all_strategies(rule: Rule, axes: MeshAxes, pending: bool) -> Strategies:
+def _all_strategies(rule: Rule, axes: MeshAxes, pending: Collection[int]) -> Strategies:
     n_axes = len(axes)
     choices = [
         [NONE]
@@ -98,7 +99,10 @@ def _all_strategies(rule: Rule, axes: MeshAxes, pending: bool) -> Strategies:
     shares = 1.0 / np.where(factors >= 0, sizes, 1.0).prod(axis=1) if n_axes else np.ones(len(factors))
     return Strategies(
         factors=factors,
-        operands=tuple(_places(t, factors, frozenset()) for t in rule.operands),
+        operands=tuple(
+            _places(t, factors if i in pending else np.where(factors == UNREDUCED, NONE, factors), frozenset())
+            for i, t in enumerate(rule.operands)
+        ),
         results=tuple(_places(t, factors, rule.reduction) for t in rule.results),
         shares=shares,
     )

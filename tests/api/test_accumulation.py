@@ -107,6 +107,53 @@ def test_gradients_are_synchronised_once_and_are_right(name: str, mesh_4x2: Mesh
         np.testing.assert_allclose(a, b, rtol=within, atol=within)
 
 
+TOKENS = RANDOM.integers(0, WIDTH, (STEPS, 64)).astype(np.int32)
+IMAGES = RANDOM.normal(size=(STEPS, 16, 8, 8, 4)).astype(np.float32)
+KERNEL = (RANDOM.normal(size=(3, 3, 4, 32)) * 0.1).astype(np.float32)
+
+
+def embedded(table: Any, tokens: Any) -> Any:
+    return (jnp.tanh(table[tokens] @ PARAMS["head"]) ** 2).mean()
+
+
+def convolved(kernel: Any, images: Any) -> Any:
+    made = lax.conv_general_dilated(images, kernel, (2, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    return (jnp.tanh(made) ** 2).mean()
+
+
+def summed_up(gradient: Callable[..., Any], scale: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    def step(params: Any, batch: Any) -> Any:
+        def body(total: Any, x: Any) -> Any:
+            return jax.tree.map(scale, total, jax.grad(gradient)(params, x)), None
+
+        return params - lax.scan(body, jnp.zeros_like(params), batch)[0]
+
+    return step
+
+
+OTHERS = {
+    "embedding": (embedded, jnp.add, PARAMS["embed"], TOKENS),
+    "convolution": (convolved, jnp.add, KERNEL, IMAGES),
+    "mean": (embedded, lambda total, g: total + g / STEPS, PARAMS["embed"], TOKENS),
+    "moving average": (convolved, lambda total, g: 0.9 * total + 0.1 * g, KERNEL, IMAGES),
+}
+
+
+@pytest.mark.parametrize("cut", [("data",), ("data", "model")], ids=str)
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_gradients_and_scaled_ones_too(name: str, cut: tuple[str, ...], mesh_4x2: Mesh) -> None:
+    gradient, scale, params, batch = OTHERS[name]
+    fn = summed_up(gradient, scale)
+    other = {"params": P(None, None, None, "model") if params.ndim == 4 else P(None, "model")}
+    step = jaxplan.auto_shard(
+        fn, mesh_4x2, constraints={"batch": P(None, cut)} | (other if len(cut) == 1 else {"params": P()}),
+        options={"compare_templates": False}, hardware="cpu-host",
+    )  # fmt: skip
+    for found in (sums(step.plan(params, batch).collectives), compiled_sums(step, mesh_4x2, params, batch)):
+        assert found and all(c.trips == 1 for c in found)
+    np.testing.assert_allclose(step(params, batch), jax.jit(fn)(params, batch), rtol=1e-5, atol=1e-6)
+
+
 def found(fn: Callable[..., Any], *args: Any) -> set[str]:
     graph = trace(fn, args, {}).graph
     return {graph.ops[i].primitive for i in accumulating_ops(graph)}
@@ -120,9 +167,13 @@ def test_only_what_is_added_to_is_accumulated() -> None:
 
     assert found(loop(lambda c, x: c + x @ x.T), xs) == {"carry_init", "add"}
     assert found(loop(lambda c, x: (x @ x).T + (c + x @ x)), xs) == {"carry_init", "add", "transpose"}
+    assert found(loop(lambda c, x: c * 0.9 + x @ x * x.sum()), xs) == {"carry_init", "add", "mul"}
+    assert found(loop(lambda c, x: c + (x @ x) / x), xs) == {"carry_init", "add", "div"}
+    assert found(loop(lambda c, x: c.at[jnp.arange(3)].add(x[:3])), xs) == set()
     for no_sum in (
         lambda c, x: c + jnp.sin(x @ x),  # not linear in the product
-        lambda c, x: c * 0.9 + x @ x,  # not only added to
+        lambda c, x: c * c + x @ x,  # not linear in what was added
+        lambda c, x: jnp.exp(c) * 0.9 + x @ x,
         lambda c, x: c + c @ x,  # read otherwise
         lambda c, x: c + x,  # no product
         lambda c, x: (c + x @ x) + (c + x @ x),

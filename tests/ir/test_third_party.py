@@ -41,15 +41,23 @@ def primitive(
     return made
 
 
+def hidden(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A lowering of which nobody sees that it is one of `fn`."""
+    return lambda ctx, x: mlir.lower_fun(fn, multiple_results=False)(ctx, x)
+
+
 scaled = primitive("scaled", lambda x, *, by: jnp.cumsum(x * by, axis=1))
 pair = primitive("pair", lambda x: [jnp.sort(x, axis=1), x.sum(0)], several=True)
 around = primitive("around", lambda x: jax.lax.fori_loop(0, 3, lambda _, y: jnp.sin(scaled.bind(y, by=0.5)), x))
-kernel = primitive("kernel", lambda x: x + 1, lambda x: x * 2)
-eager = primitive("eager", lambda x: np.asarray(x) + 1, lambda x: x + 1)
+checked = primitive("checked", lambda x: np.asarray(x) + 1, lambda x: jnp.cumsum(x, axis=1))
+kernel = primitive("kernel", lambda x: x + 1)
+mlir.register_lowering(kernel, hidden(jnp.sin))
+called_back = primitive("called_back", lambda x: np.asarray(x) + 1, jnp.sin)
+mlir.register_lowering(called_back, hidden(jnp.sin))
 itself = Primitive("foreign_itself")
 itself.def_impl(jax.jit(lambda x: itself.bind(x)))
 itself.def_abstract_eval(lambda x: x)
-mlir.register_lowering(itself, mlir.lower_fun(jnp.sin, multiple_results=False))
+mlir.register_lowering(itself, hidden(jnp.sin))
 
 
 def names(step: Callable[..., Any], *shapes: Any) -> set[str]:
@@ -60,13 +68,14 @@ def names(step: Callable[..., Any], *shapes: Any) -> set[str]:
     ("step", "inside"),
     [
         (lambda x: scaled.bind(x, by=2.0), "cumsum"),
+        (checked.bind, "cumsum"),
         (lambda x: pair.bind(x)[0], "sort"),
         (around.bind, "cumsum"),
         (lambda x: jax.lax.cond(x.sum() > 0, lambda y: scaled.bind(y, by=2.0), lambda y: y, x), "cumsum"),
         (lambda x: jax.lax.scan(lambda c, r: (c + scaled.bind(r[None], by=3.0)[0], r), x[0], x), "cumsum"),
         (jax.checkpoint(lambda x: scaled.bind(x, by=2.0)), "cumsum"),
     ],
-    ids=["parameters", "two results", "in each other", "cond", "scan", "remat"],
+    ids=["parameters", "no impl under a trace", "two results", "in each other", "cond", "scan", "remat"],
 )
 def test_what_is_written_in_jax_is_seen_through(step: Callable[..., Any], inside: str, mesh_4x2: Mesh) -> None:
     found = names(step, X)
@@ -80,7 +89,7 @@ def test_what_is_written_in_jax_is_seen_through(step: Callable[..., Any], inside
         np.testing.assert_allclose(mine, theirs * 2, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("opaque", [kernel, eager, itself], ids=lambda p: p.name)
+@pytest.mark.parametrize("opaque", [kernel, called_back, itself], ids=lambda p: p.name)
 def test_what_is_lowered_to_something_else_or_runs_no_jax_is_left_alone(opaque: Primitive, mesh_4x2: Mesh) -> None:
     assert names(opaque.bind, X) == {opaque.name}
     np.testing.assert_allclose(jaxplan.auto_shard(opaque.bind, mesh_4x2)(X), jax.jit(opaque.bind)(X), rtol=1e-6)
@@ -89,8 +98,11 @@ def test_what_is_lowered_to_something_else_or_runs_no_jax_is_left_alone(opaque: 
 def test_a_kernel_on_the_platform_that_is_planned_for_is_left_alone() -> None:
     """Elsewhere the primitive is jax; here it is not."""
     mixed = primitive("mixed", jnp.sin)
-    mlir.register_lowering(mixed, mlir.lower_fun(jnp.cos, multiple_results=False), platform="tpu")
-    for platform, wanted in (("cpu", {"sin"}), ("tpu", {"foreign_mixed"})):
+    fused = primitive("fused", jnp.sin)
+    mlir.register_lowering(mixed, mlir.lower_fun(fused.bind, multiple_results=False), platform="cuda")
+    mlir.register_lowering(fused, hidden(jnp.cos))
+    mlir.register_lowering(mixed, hidden(jnp.cos), platform="tpu")
+    for platform, wanted in (("cpu", {"sin"}), ("cuda", {"foreign_fused"}), ("tpu", {"foreign_mixed"})):
         graph = trace(mixed.bind, (X,), {}, ruled=registered(), platform=platform).graph
         assert {op.primitive for op in graph.ops} == wanted
 
