@@ -6,7 +6,6 @@ prices every strategy of every operation is chosen some time, beside every other
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +22,7 @@ import jaxplan
 from jaxplan.api import planner
 
 from .nests import fill
+from .prices import RandomPrices
 from .values import Program, Scope, Type, fitted, is_key, is_real
 
 SHAPES = [
@@ -56,19 +56,6 @@ def steps(draw: Callable[..., Any], lines: int, depth: int) -> tuple[Program, in
     state = draw(st.integers(0, 2))
     program = scope.program([*(scope.choose(scope.latest(3)) for _ in range(state)), *scope.latest(3)])
     return program, state
-
-
-class RandomPrices(planner.CostModel):
-    """Every strategy of every operation at a price of its own; communication at next to nothing."""
-
-    seed = 0
-
-    def op_seconds(self, op: Any, rule: Any, options: Any, graph: Any, crossing: Any) -> np.ndarray:
-        name = f"{self.seed} {op.primitive} {op.params} {[graph.values[v].shape for v in op.operands]}"
-        return np.random.default_rng(zlib.crc32(name.encode())).uniform(0, 1, len(options))
-
-    def memory_seconds(self, local_bytes: np.ndarray) -> np.ndarray:
-        return np.random.default_rng(self.seed).uniform(0, 1, np.shape(local_bytes))
 
 
 def function(program: Program, state: int) -> Callable[..., Any]:
