@@ -69,9 +69,12 @@ def _box_types() -> tuple[type, ...]:
 
 
 def _boxed(box: Any, axes: MeshAxes, rules: Sequence[AxisRule]) -> Said | None:
-    by, logical = f"{type(box).__module__.split('.')[0]}'s {type(box).__name__}", True
+    by, logical, named = f"{type(box).__module__.split('.')[0]}'s {type(box).__name__}", True, None
     if "flax.nnx" in sys.modules and isinstance(box, sys.modules["flax.nnx"].Variable):
-        spec = sys.modules["flax.nnx"].get_partition_spec(box).get_value()
+        getter, in_force = sys.modules["flax.nnx"].get_partition_spec, sys.modules["flax.core.spmd"]
+        with in_force.logical_axis_rules(()):  # its getter would replace the names
+            named = getter(box).get_value()
+        spec = named if rules else getter(box).get_value()
         own: Sequence[AxisRule] = ()  # its getter has applied its own and those in force
     else:
         spec = sys.modules["flax.core.meta"].get_partition_spec(box)
@@ -79,7 +82,12 @@ def _boxed(box: Any, axes: MeshAxes, rules: Sequence[AxisRule]) -> Said | None:
         logical = hasattr(box, "rules")  # LogicallyPartitioned; Partitioned names mesh axes
     if not isinstance(spec, PartitionSpec) or not len(spec):
         return None
-    return _resolved(spec, by, axes, rules or own, logical)
+    said = _resolved(spec, by, axes, rules or own, logical)
+    return said if named is None else replace(said, names=_names(named))
+
+
+def _names(spec: PartitionSpec) -> Names:
+    return tuple(entry if isinstance(entry, str) else None for entry in spec)
 
 
 def _resolved(spec: PartitionSpec, by: str, axes: MeshAxes, rules: Sequence[AxisRule], logical: bool) -> Said:
@@ -88,7 +96,7 @@ def _resolved(spec: PartitionSpec, by: str, axes: MeshAxes, rules: Sequence[Axis
     Logical names say nothing where there are no rules at all, as in Flax; mesh axes that aren't there are a fault.
     """
     ours, known = dict(axes), {rule[0] for rule in rules}
-    names = tuple(entry if isinstance(entry, str) else None for entry in spec)
+    names = _names(spec)
     ruled = dims_by_rules(names, rules)
     entries: list[Any] = []
     for entry, dim in zip(spec, ruled, strict=True):

@@ -23,7 +23,7 @@ from .frontiers import add_curve, add_frontier, add_min_devices
 from .progress import progress
 from .searching import add_searching
 from .solving import add_solve
-from .step_arguments import add_step, leave_accelerators_alone, mesh_of, mesh_settings
+from .step_arguments import add_step, leave_accelerators_alone, mesh_of, mesh_settings, options_of
 
 #: The unit of cost of an exported problem: the contest's costs are integers.
 PICOSECOND_S = 1e-12
@@ -172,7 +172,7 @@ def _plan(arguments: argparse.Namespace) -> None:
             **settings,
             donate_argnums=source.donate_argnums if arguments.donate is None else arguments.donate,
             memory_budget=arguments.memory,
-            options=None if arguments.search is None else jaxplan.Options(search=arguments.search),
+            options=options_of(arguments),
         )
     print(plan)
     if arguments.json:
@@ -217,7 +217,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     from .step_source import load_step
 
     mesh = _mesh_of_devices(arguments)
-    options: dict[str, Any] = {} if arguments.search is None else {"search": arguments.search}
+    options = options_of(arguments) or {}
     if arguments.plan is not None:
         options["plan"] = jaxplan.load_plan(arguments.plan)
     with progress(f"verifying {arguments.step}"):
@@ -256,7 +256,7 @@ def _audit(arguments: argparse.Namespace) -> None:
             donate_argnums=source.donate_argnums if arguments.donate is None else arguments.donate,
             hardware=arguments.hardware,
             memory_budget=arguments.memory,
-            options=None if arguments.search is None else jaxplan.Options(search=arguments.search),
+            options=options_of(arguments),
             compile=arguments.compile,
         )
     print(audit)

@@ -39,6 +39,11 @@ def add_step(
     if searched:
         add_memory(parser)
         parser.add_argument("--search", metavar="NAME", help="ilp (the default) or a template such as fsdp")
+        parser.add_argument(
+            "--annotations",
+            choices=("pin", "start", "ignore"),
+            help="shardings that the program brings along: honoured (the default), begun with, or left out",
+        )
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
@@ -77,6 +82,12 @@ def _add_place(parser: argparse.ArgumentParser, hardware_or_target: bool) -> Non
             else "; default: this machine's own, forced host devices where it has too few"
         ),
     )
+
+
+def options_of(arguments: argparse.Namespace) -> dict[str, Any] | None:
+    """The planner's options that were given; None where none was."""
+    given = {name: getattr(arguments, name) for name in ("search", "annotations")}
+    return {name: value for name, value in given.items() if value is not None} or None
 
 
 def leave_accelerators_alone() -> None:

@@ -246,6 +246,18 @@ def test_nnx_metadata_is_pinned_as_nnx_reads_it(mesh_4x2: Mesh) -> None:
         assert_equal(sharded(state, x)[1], step(state, x)[1])
 
 
+def test_nnx_names_are_known_while_rules_are_in_force(mesh_4x2: Mesh) -> None:
+    """The plan is as the rules say, and can be written as rules of the names themselves."""
+    with nnx.use_eager_sharding(False), nn.logical_axis_rules([("mlp", "model"), ("embed", None)]):
+        weight = nnx.Param(jnp.ones((64, 16)), out_sharding=("mlp", "embed"))
+        plan = jaxplan.plan(lambda state, x: x @ state["w"].get_value(), mesh_4x2, {"w": weight}, jnp.ones((8, 64)),
+                            options=QUICK)  # fmt: skip
+    (names,) = plan.logical_axes.values()
+    assert names == ("mlp", "embed")
+    assert [t.layout.spec() for t in plan.inputs if t.path.startswith("state")] == [P("model")]
+    assert ("mlp", "model") in plan.to_logical_axis_rules().rules
+
+
 # -- inside the step ------------------------------------------------------------------------------------------
 
 

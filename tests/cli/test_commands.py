@@ -118,14 +118,15 @@ def test_plan_hands_over_every_option(recorder: Recorder) -> None:
         "--hardware",
         "h100",
     ]
-    assert main([*command, "--memory", "14GiB", "--search", "fsdp", "--donate", "0,1"]) == 0
+    settings = ["--memory", "14GiB", "--search", "fsdp", "--donate", "0,1", "--annotations", "start"]
+    assert main([*command, *settings]) == 0
     args, keywords = recorder.calls[0]
     assert [shape.shape for shape in args[2:]] == [(4,), (8,)]
     assert keywords == {
         "hardware": "h100",
         "memory_budget": "14GiB",
         "donate_argnums": (0, 1),
-        "options": {"search": "fsdp"},
+        "options": {"search": "fsdp", "annotations": "start"},
     }
 
 
