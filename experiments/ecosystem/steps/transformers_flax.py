@@ -62,20 +62,6 @@ def bert() -> Any:
     return params_step(loss, params, batch, batch, batch, new_key())
 
 
-def t5() -> Any:
-    """T5 small: encoder, decoder, relative position buckets."""
-    config = transformers.T5Config(num_layers=3, decoder_start_token_id=0)
-    model = transformers.FlaxT5ForConditionalGeneration(config, _do_init=False)
-    params = shapes_of(lambda: model.init_weights(jax.random.key(0), (1, 8)))
-
-    def loss(params: Any, inputs: jax.Array, targets: jax.Array, key: jax.Array) -> jax.Array:
-        shifted = jnp.pad(targets, ((0, 0), (1, 0)))[:, :-1]
-        outputs = model(inputs, decoder_input_ids=shifted, params=params, dropout_rng=key, train=True)
-        return label_loss(outputs.logits, targets)
-
-    return params_step(loss, params, integers(32, 256), integers(32, 64), new_key())
-
-
 def vit() -> Any:
     """ViT base's widths, 4 layers."""
     model = transformers.FlaxViTForImageClassification(
@@ -108,7 +94,6 @@ CASES: dict[str, Case] = {
     "FlaxGPT2LMHeadModel": gpt2,
     "FlaxLlamaForCausalLM": llama,
     "FlaxBertForMaskedLM": bert,
-    "FlaxT5ForConditionalGeneration": t5,
     "FlaxViTForImageClassification": vit,
     "FlaxWhisperForConditionalGeneration": whisper,
 }
