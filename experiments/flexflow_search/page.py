@@ -49,10 +49,13 @@ def panel(name: str, case: dict[str, Any], x0: float, y0: float) -> list[str]:
         x = x0 + place_x(seconds, last_s)
         parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y0}" y2="{y0 + PANEL_HEIGHT}" class="grid"/>')
         parts.append(text(x, y0 + PANEL_HEIGHT + 16, f"{seconds:g} s", "tick", "middle"))
-    given = y0 + place_y(case["searches"]["templates"]["gap"])
-    parts.append(f'<line x1="{x0}" x2="{x0 + PANEL_WIDTH}" y1="{given:.1f}" y2="{given:.1f}" class="given"/>')
+    if case["searches"]["templates"]:
+        given = y0 + place_y(case["searches"]["templates"]["gap"])
+        parts.append(f'<line x1="{x0}" x2="{x0 + PANEL_WIDTH}" y1="{given:.1f}" y2="{given:.1f}" class="given"/>')
     for search, colour in reversed(COLOURS.items()):
         found = case["searches"][search]
+        if not found:
+            continue
         corners, y = [], y0 + place_y(found["history"][0][1] / bound_s - 1)
         for wall_s, objective_s in found["history"]:
             x = x0 + place_x(wall_s, last_s)
@@ -105,6 +108,9 @@ def tables(results: dict[str, Any]) -> str:
         cells = []
         for search in ("ilp", "ft", "optcnn", "mcmc", "templates"):
             found = case["searches"][search]
+            if not found:
+                cells.append("nothing found" if search != "templates" else "none fits")
+                continue
             time = "" if search == "templates" else f", {found['best_at_s']:.1f} s [{found['processor_s']:.1f}]"
             cells.append(f"{max(found['gap'], 0):+.2%}{time}")
         lines.append(f"| {name} | {milliseconds(case['bound_s'])} | " + " | ".join(cells) + " |")
@@ -116,7 +122,7 @@ def tables(results: dict[str, Any]) -> str:
     for name, case in results.items():
         found = case["searches"]
         cells = [
-            milliseconds(found[search]["simulated_s"])
+            milliseconds(found[search]["simulated_s"]) if found[search] else "-"
             for search in ("ilp", "mcmc", "mcmc simulated", "templates")
         ]
         sends = case["templates"]["sent_bytes"].get("data")

@@ -50,7 +50,10 @@ CLUSTERS: dict[str, tuple[str, dict[str, int]]] = {
 SEARCHES = ("ilp", "ft", "optcnn", "mcmc", "templates")
 
 CHANGES, LOOKS, FULL_LOOKS = 10_000, 500, 25
-"""Random changes of a strategy; after so many of them each is compared with a full run, on every device so often."""
+"""Random changes of a strategy; so many of them are compared with a full run, and so many with one of every device."""
+
+LARGE, FEWER = 4_000, 10
+"""From so many operations on, so many times fewer of each: a full run of every device takes seconds."""
 
 
 def built(net: str, cluster: str) -> tuple[Any, Any, Space, dict[str, float]]:
@@ -93,7 +96,8 @@ def searched(net: str, cluster: str, limit_s: float, seed: int) -> dict[str, Any
         found |= compare_on(space.problem, given, (name,), limit_s=limit_s, seed=seed, relative_gap=1e-4)
         processor[name] = time.process_time() - used
     choices = simulated_choices(space, pipeline.model)
-    start = found["templates"].assignment
+    # where no template fits, the walk begins where the exact search ended
+    start = found["templates"].assignment or found["ilp"].assignment
     used = time.process_time()
     walk = walk_simulated(
         space.problem, StrategySimulator(choices, start), time_limit_s=limit_s, seed=seed, hint=start
@@ -101,7 +105,9 @@ def searched(net: str, cluster: str, limit_s: float, seed: int) -> dict[str, Any
     found["mcmc simulated"], processor["mcmc simulated"] = walk.result, time.process_time() - used
     bound_s = max(result.bound_s for result in found.values())
 
-    def row(name: str, result: SearchResult) -> dict[str, Any]:
+    def row(name: str, result: SearchResult) -> dict[str, Any] | None:
+        if not result.assignment:
+            return None
         return {
             "objective_s": result.objective_s, "gap": result.objective_s / bound_s - 1, "best_at_s": result.best_at_s,
             "wall_s": result.wall_s, "processor_s": processor[name], "peak_bytes": result.peak_bytes,
@@ -133,20 +139,23 @@ def delta(simulator: StrategySimulator, space: Space, seed: int) -> dict[str, An
     sizes = [node.costs_s.size for node in space.problem.nodes]
     movable = [n for n, size in enumerate(sizes) if size > 1]
     delta_s, every_s, class_s, compared = [], [], [], 0
+    changes, looks, full_looks = (
+        count // (FEWER if len(sizes) >= LARGE else 1) for count in (CHANGES, LOOKS, FULL_LOOKS)
+    )
     simulator.full()
-    for number in range(CHANGES):
+    for number in range(changes):
         node = movable[int(rng.integers(len(movable)))]
         strategy = int(rng.integers(sizes[node]))
         began = time.perf_counter()
         change = simulator.delta(node, strategy)
         delta_s.append(time.perf_counter() - began)
-        if number % (CHANGES // LOOKS) == 0:
+        if number % (changes // looks) == 0:
             began = time.perf_counter()
             by_class = simulator.full(every_device=False)
             class_s.append(time.perf_counter() - began)
             assert by_class.step_s == change.step_s
             compared += 1
-        if number % (CHANGES // FULL_LOOKS) == 0:
+        if number % (changes // full_looks) == 0:
             began = time.perf_counter()
             every = simulator.full()
             every_s.append(time.perf_counter() - began)
@@ -160,7 +169,7 @@ def delta(simulator: StrategySimulator, space: Space, seed: int) -> dict[str, An
     for field in dataclasses.fields(one):
         assert (getattr(one, field.name) == getattr(every, field.name)).all(), field.name
     return {
-        "changes": CHANGES, "compared": compared, "delta_s": statistics.median(delta_s),
+        "changes": changes, "compared": compared, "delta_s": statistics.median(delta_s),
         "delta_mean_s": statistics.mean(delta_s), "full_every_device_s": statistics.median(every_s),
         "full_one_device_s": statistics.median(class_s),
     }  # fmt: skip

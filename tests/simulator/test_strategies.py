@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from dataclasses import fields
 
 import numpy as np
@@ -156,3 +157,40 @@ def test_a_step_takes_no_longer_than_its_objective_and_no_less_than_its_computat
         objective_s = evaluate(space.problem, assignment).objective_s
         compute_s = sum(float(costs[s]) for costs, s in zip(choices.compute_s, assignment, strict=True))
         assert compute_s * (1 - 1e-6) <= simulator.step_s <= objective_s * (1 + 1e-6)
+
+
+GRAPHS = [
+    ("mlp", (2, 2)), ("gpt", (2, 2)), ("lstm", (4, 4)), ("moe", (4, 4)), ("nmt", (8, 8)), ("resnet", (8, 8)),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "mesh"), GRAPHS)
+def test_ten_thousand_changes_of_a_train_step_are_full_runs_and_faster(model: str, mesh: tuple[int, int]) -> None:
+    step = auto_shard(
+        get(model).make_train_step(get_config(model, "tiny")), AbstractMesh(mesh, ("data", "model")), hardware="h100",
+        donate_argnums=0,
+    )  # fmt: skip
+    pipeline, pins = step.pipeline(abstract_arguments(model, "tiny"), {})
+    space = pipeline.space(pins)
+    sizes = [node.costs_s.size for node in space.problem.nodes]
+    simulator = StrategySimulator(simulated_choices(space, pipeline.model), [0] * len(sizes))
+    movable = [n for n, size in enumerate(sizes) if size > 1]
+    rng, faster = np.random.default_rng(0), []
+    for number in range(10_000):
+        node = movable[int(rng.integers(len(movable)))]
+        began = time.perf_counter()
+        change = simulator.delta(node, int(rng.integers(sizes[node])))
+        delta_s = time.perf_counter() - began
+        if number % 50 == 0:
+            assert change.step_s == simulator.full(every_device=False).step_s
+        if number % 500 == 1:
+            began = time.perf_counter()
+            full = simulator.full()
+            faster.append((time.perf_counter() - began) / delta_s)
+            assert change.step_s == full.step_s
+        if rng.random() < 0.3:
+            simulator.commit()
+    assert equal(simulator.schedule(), simulator.full())
+    least = {4: 1.0, 16: 3.0, 64: 8.0}[math.prod(mesh)]
+    assert np.median(faster) >= least
