@@ -17,6 +17,9 @@ from .meshes import Target
 from .options import TEMPLATES, Options
 from .schedule import planned_tasks
 
+MOST_ALTERNATIVES = 8
+"""Layouts of one input that a plan tells the price of, the cheapest ones."""
+
 _WORTH_TELLING = 0.002
 """Share of the step below which an unplanned collective is listed with the others but not warned of."""
 
@@ -240,19 +243,23 @@ def _alternatives(
             if allowed is not None:
                 possible &= allowed[:, assignment[other]] if first else allowed[assignment[other], :]
         chosen = places_of_layout(best.inputs[position], target.axes)
-        delta = total - total[assignment[port.node]]
+        objective_s = best.found.result.objective_s + (total - total[assignment[port.node]])
         peak = best.found.memory.peak_bytes - _local(
             traced.graph.values[value].bytes, best.inputs[position], target
         )
+        others = np.flatnonzero(possible & (port.places != chosen).any(axis=1))
+        # only those that can be among the cheapest are written up; of equal ones the text decides
+        far = np.inf
+        if len(others) > MOST_ALTERNATIVES:
+            far = np.partition(objective_s[others], MOST_ALTERNATIVES - 1)[MOST_ALTERNATIVES - 1]
         found = [
             Alternative(
                 layout=layout_of_places(row, len(leaf.shape), target.axes),
-                objective_s=best.found.result.objective_s + float(delta[i]),
+                objective_s=float(objective_s[i]),
                 fits=peak + int(traced.graph.values[value].bytes / pieces(row[None, :], target.axes)[0])
                 <= budget_bytes,
             )
-            for i, row in enumerate(port.places)
-            if possible[i] and not np.array_equal(row, chosen)
+            for i, row in ((i, port.places[i]) for i in others.tolist() if objective_s[i] <= far)
         ]
-        rows[leaf.path] = tuple(sorted(found, key=lambda a: (a.objective_s, str(a.layout))))[:8]
+        rows[leaf.path] = tuple(sorted(found, key=lambda a: (a.objective_s, str(a.layout))))[:MOST_ALTERNATIVES]
     return rows

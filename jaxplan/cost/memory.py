@@ -193,8 +193,8 @@ def _taken_out(
     stops: dict[int, int] = {}
     for (op, position), row in reads.items():
         value = graph.ops[op].operands[position]
-        made = values.get(value)
-        if made is not None and inside[value] and UNREDUCED not in made and not np.array_equal(made, row):
+        made = values.get(value) if inside[value] else None
+        if made is not None and UNREDUCED not in made.tolist() and not np.array_equal(made, row):
             stops[value] = max(stops.get(value, 0), 1 + (op if times is None else times[op]))
     return stops
 

@@ -61,9 +61,10 @@ def device_bytes(
 def tiled_in_rows(graph: Graph) -> dict[int, Tiling]:
     """The values that gathers and scatters of whole rows read and make, but for the step's arguments."""
     found: dict[int, Tiling] = {}
+    arguments = set(graph.inputs)
     for op in graph.ops:
         for value, tiling in _rows_of(op.primitive, op.params, op.operands, op.results, graph):
-            if found.get(value) != "rows" and value not in graph.inputs:
+            if found.get(value) != "rows" and value not in arguments:
                 found[value] = tiling
     return found
 
@@ -72,9 +73,10 @@ def tables_copied(
     graph: Graph, reads: Mapping[tuple[int, int], np.ndarray], rows: Mapping[int, Tiling]
 ) -> Iterator[tuple[int, int, np.ndarray]]:
     """(operation, argument, its layout there) of every gather from an argument, which lies as arguments do."""
+    arguments = set(graph.inputs)
     for op in graph.ops if rows else ():
         table = op.operands[0] if op.operands else -1
-        if table in graph.inputs and (op.index, 0) in reads:
+        if table in arguments and (op.index, 0) in reads:
             if any(v == table for v, _ in _rows_of(op.primitive, op.params, op.operands, op.results, graph)):
                 yield op.index, table, reads[op.index, 0]
 
