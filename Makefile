@@ -105,8 +105,8 @@ types: $(STAMP) ## mypy
 	$(BIN)/mypy
 
 .PHONY: bench
-bench: $(STAMP) ## Rerun the figures that the README gives
-	@$(RUN) experiments/bench/run.py
+bench: $(STAMP) ## What a call costs, and what planning takes by stage at published sizes
+	@$(RUN) experiments/bench/run.py; called=$$?; $(RUN) experiments/planning/run.py && exit $$called
 
 .PHONY: bench-quality
 bench-quality: $(STAMP) ## Plans and templates of every model as the TPU and GPU compilers make them (hours; goes on)
@@ -117,8 +117,7 @@ bench-iopddl: $(STAMP) ## The contest's problems in DATA within its limits (abse
 	@$(RUN) experiments/iopddl/run.py --data "$(DATA)"
 
 .PHONY: bench-planning
-bench-planning: $(STAMP) ## Planning time by stage at published sizes, proved gaps, and what depth costs
-	@$(RUN) experiments/planning/run.py
+bench-planning: $(STAMP) ## Proved gaps on 8 to 512 devices, and what depth costs the search
 	@$(RUN) experiments/planning/run.py --depth
 	@$(RUN) experiments/planning/run.py --gaps
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib
 import json
 import os
+import pkgutil
 import resource
 import subprocess
 import sys
@@ -27,10 +27,11 @@ from jaxplan.api.meshes import target_of
 from jaxplan.api.options import Options
 from jaxplan.errors import InfeasibleError
 from jaxplan.ir import trace
-from jaxplan.search import build, graph_rules, solve, solve_folded
+from jaxplan.search import StrategyProblem, build, graph_rules, solve, solve_folded
 from models import get, get_config
 
 HARDWARE = "tpu-v5p"
+RESULTS = Path(__file__).with_name("results.json")
 
 ROWS: dict[str, tuple[str, str, dict[str, Any], dict[str, int], float]] = {
     "gpt2 scanned": ("gpt", "gpt2-scan", {}, {"data": 8}, 3.0),
@@ -45,6 +46,9 @@ ROWS: dict[str, tuple[str, str, dict[str, Any], dict[str, int], float]] = {
     "vit-l16": ("vit", "vit-l16", {}, {"data": 4, "model": 2}, 10.0),
     "resnet50": ("resnet", "resnet50", {}, {"data": 8}, 10.0),
     "big-lstm": ("lstm", "big-lstm", {}, {"data": 4, "model": 2}, 10.0),
+    "llama3-8b scanned 2x2x2": ("llama", "llama3-8b", {}, {"data": 2, "fsdp": 2, "model": 2}, 10.0),
+    "llama3-8b scanned 4x4x4": ("llama", "llama3-8b", {}, {"data": 4, "fsdp": 4, "model": 4}, 10.0),
+    "llama3-8b scanned 8x8x8": ("llama", "llama3-8b", {}, {"data": 8, "fsdp": 8, "model": 8}, 10.0),
 }  # fmt: skip
 """Name -> model, config, what is changed in it, mesh, limit in wall seconds on two idle cores."""
 
@@ -54,15 +58,32 @@ MESHES: tuple[dict[str, int], ...] = (
 
 STAGES: dict[str, tuple[str, str, Callable[[Any], str]]] = {
     "trace": ("jaxplan.api.autoshard", "trace", lambda r: f"{len(r.graph.ops)} operations"),
-    "build": ("jaxplan.api.candidates", "build", lambda r: f"{len(r.problem.nodes)} nodes"),
-    "fold": ("jaxplan.search.fold", "tie", lambda r: f"{len(r.problem.nodes) if r else 0} nodes left"),
+    "build": ("jaxplan.api.candidates", "build", lambda r: size_of(r.problem)),
+    "fold": ("jaxplan.search.folds", "tie", lambda r: f"{len(r.problem.nodes) if r else 0} nodes left"),
     "reduce": ("jaxplan.search.ilp", "reduce", lambda r: f"{len(r.problem.nodes)} nodes left"),
     "solve": ("jaxplan.api.candidates", "solve", lambda r: f"gap {r.gap:.0e}"),
     "solve folded": ("jaxplan.api.candidates", "solve_folded", lambda r: f"gap {r.gap:.0e}"),
+    "templates": ("jaxplan.search.folds", "Folds.alike", lambda r: ""),
+    "memory": ("jaxplan.api.candidates", "simulate_memory", lambda r: f"{r.peak_bytes / 2**30:.2f} GiB a device"),
+    "orders": ("jaxplan.api.candidates", "resolve_orders", lambda r: ""),
+    "shorten": ("jaxplan.lowering.check", "shortened", lambda r: f"{len(r.kept)} equations left" if r else "no"),
     "lower": ("jaxplan.lowering.check", "lower_flat", lambda r: ""),
     "partition": ("jaxplan.lowering.check", "partition", lambda r: f"{len(r.collectives)} collectives"),
 }
-"""Stage -> module, function, and the size of what it returns; reduce is part of both solves, and so is fold of one."""
+"""Stage -> module, function, and the size of what it returns; reduce is part of both solves and of templates, and so is
+fold of one."""
+
+
+def size_of(problem: StrategyProblem) -> str:
+    """Nodes, edges, strategies, and what the distinct arrays of a problem take."""
+    arrays = [node.costs_s for node in problem.nodes] + [usage.bytes for usage in problem.usages]
+    arrays += [array for edge in problem.edges for array in (edge.costs_s, edge.allowed) if array is not None]
+    distinct_bytes = sum({id(array): array.nbytes for array in arrays}.values())
+    strategies = sum(node.costs_s.size for node in problem.nodes)
+    return (
+        f"{len(problem.nodes)} nodes, {len(problem.edges)} edges, {strategies} strategies, "
+        f"{distinct_bytes / 2**20:.0f} MiB"
+    )
 
 
 def shapes_of(model: str, config: Any) -> tuple[Any, Any]:
@@ -102,7 +123,7 @@ def planned(
     wall, processor = time.perf_counter(), time.process_time()
     with ExitStack() as patches:
         for stage, (module, function, size) in STAGES.items():
-            found = getattr(importlib.import_module(module), function)
+            found = pkgutil.resolve_name(f"{module}:{function}")
             patches.enter_context(mock.patch(f"{module}.{function}", clocked(stage, found, size)))
         try:
             cost = step.plan(*shapes).cost
@@ -112,6 +133,7 @@ def planned(
     return {
         "wall_s": time.perf_counter() - wall,
         "processor_s": time.process_time() - processor,
+        "load": os.getloadavg()[0],
         "memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "stages": stages,
         **outcome,
@@ -158,11 +180,16 @@ def show(title: str, row: dict[str, Any], limit_s: float | None = None) -> None:
     limit = "" if limit_s is None else f" (limit {limit_s:g} s)"
     print(
         f"{title:42} {row['wall_s']:6.1f} s wall{limit}, {row['processor_s']:.1f} s processor, "
-        f"{row['memory_bytes'] / 2**30:.2f} GiB, gap {row['gap']:.1e} ({row['termination']})",
+        f"{row['memory_bytes'] / 2**30:.2f} GiB, load {row['load']:.0f}, gap {row['gap']:.1e} ({row['termination']})",
         flush=True,
     )
     for stage, spent in row["stages"].items() if limit_s is not None else ():
         print(f"    {stage:14} {spent['processor_s']:6.1f} s in {spent['runs']:2} runs  {spent['size']}")
+
+
+def keep(results: dict[str, Any]) -> None:
+    """Write what there is so far: a run may be stopped."""
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> int:
@@ -176,12 +203,13 @@ def main() -> int:
         request = json.loads(args.request)
         print(json.dumps(depth() if request == "depth" else planned(**request)))
         return 0
-    results: dict[str, Any] = {}
+    results: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     if not args.gaps and not args.depth:
         for title in args.only:
             model, name, changes, axes, limit_s = ROWS[title]
             results[title] = apart({"model": model, "name": name, "changes": changes, "axes": axes})
             show(title, results[title], limit_s)
+            keep(results)
     if args.gaps:
         for model in ("gpt", "llama", "moe", "vit", "resnet", "lstm"):
             for name in [n for n in get(model).CONFIGS if not n.startswith("tiny")]:
@@ -196,12 +224,11 @@ def main() -> int:
                     }
                     results[title] = apart(request)
                     show(title, results[title])
+                    keep(results)
     if args.depth:
         results["depth"] = apart("depth")
         print(json.dumps(results["depth"], indent=1))
-    path = Path(__file__).with_name("results.json")
-    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    path.write_text(json.dumps(before | results, indent=1) + "\n", encoding="utf-8")
+        keep(results)
     return 0
 
 
