@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -169,6 +169,26 @@ class DualAscent:
             edges.append(replace(edge, costs_s=edge.costs_s[square], allowed=None if mask.all() else mask))
         usages = tuple(replace(usage, bytes=usage.bytes[left[usage.node]]) for usage in self.problem.usages)
         return replace(self.problem, nodes=nodes, edges=tuple(edges), usages=usages), left
+
+    def shifted(self, left: Sequence[Ints], core: StrategyProblem) -> tuple[StrategyProblem, float]:
+        """A core with its costs as they are shifted, and what they lack of the original's in every assignment.
+
+        With its priced bytes no node or pair costs less than nothing, and one strategy of each node costs nothing.  The
+        bytes' price itself is not among the costs.
+        """
+        numbers = edge_numbers(self.problem)
+        least = np.minimum.reduceat(self.node_s, self.flat.at)
+        own_s = self.node_s - (self.priced_s - self.flat.unary_s)
+        nodes = tuple(
+            replace(node, costs_s=own_s[at + kept] - lowest)
+            for node, at, kept, lowest in zip(core.nodes, self.flat.at, left, least, strict=True)
+        )
+        edges = []
+        for edge, cut, (ours, theirs) in zip(self.problem.edges, core.edges, numbers.tolist(), strict=True):
+            square = np.ix_(left[edge.tail], left[edge.head])
+            moved = self._sent(edge.tail, ours)[:, None] + self._sent(edge.head, theirs)
+            edges.append(replace(cut, costs_s=edge.costs_s[square] + moved[square]))
+        return replace(core, nodes=nodes, edges=tuple(edges)), math.fsum(least.tolist())
 
     def _sent(self, node: int, number: int) -> Floats:
         begin = self.sent_at[number]

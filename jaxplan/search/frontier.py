@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -105,12 +105,16 @@ class Points(NamedTuple):
     choice: Ints
 
 
+class NoAssignment(SolverError):
+    """No assignment is possible, or worth carrying."""
+
+
 class TooWide(SolverError):
     """A table would have more than `MOST_ENTRIES` entries, or take more sums than it may."""
 
 
 @dataclass(frozen=True)
-class _Table:
+class Table:
     """Frontiers over the joint choices of `scope` (ascending nodes), and how its points came about.
 
     `node` was eliminated to make it (-1: none), out of `left` and `right` (None: a factor of the problem).
@@ -119,8 +123,8 @@ class _Table:
     scope: tuple[int, ...]
     points: Points
     node: int = -1
-    left: _Table | None = None
-    right: _Table | None = None
+    left: Table | None = None
+    right: Table | None = None
 
 
 def trace_frontier(
@@ -145,11 +149,11 @@ def trace_frontier(
     steps: list[int] = []
     found: dict[tuple[int, ...], TradeoffPoint] = {}
     while True:
-        rows = _Rows(small, evaluate_small, steps)
-        final, largest = _Elimination(small, rows, width, most_sums, deadline).run()
+        rows = Rows(small, evaluate_small.times[steps] if steps else np.zeros(0, np.int64))
+        final, largest = Elimination(small, rows, width, most_sums, deadline).run()
         over: dict[int, int] = {}
         for index in range(final.points.seconds.size):
-            assignment = _assignment(final, index, len(small.nodes))
+            assignment = assignment_of(final, index, len(small.nodes))
             alive = evaluate_small.timeline_bytes(assignment)
             excess = int(alive.max(initial=0)) - int(final.points.bytes[index].max(initial=0))
             if excess > 0:
@@ -185,13 +189,24 @@ def _floor(points: Points) -> tuple[tuple[int, float], ...]:
     return tuple(steps)
 
 
-class _Rows:
+@dataclass(frozen=True, kw_only=True)
+class Slack:
+    """What a point must keep to be worth carrying: a slack, at a price by row and byte, and what each row can spare.
+
+    All that a point is the sum of must cost nothing or more at these prices, and hold no negative bytes.
+    """
+
+    price_s: Floats
+    slack_s: float
+    spare_bytes: Ints
+
+
+class Rows:
     """What every strategy keeps alive at the carried time steps."""
 
-    def __init__(self, problem: StrategyProblem, evaluator: Evaluator, steps: Sequence[int]) -> None:
-        self.count = len(steps)
+    def __init__(self, problem: StrategyProblem, times: Ints) -> None:
+        self.count = times.size
         self._bytes = [np.zeros((node.costs_s.size, self.count), np.int64) for node in problem.nodes]
-        times = evaluator.times[list(steps)] if self.count else np.zeros(0, np.int64)
         for usage in problem.usages:
             alive = (usage.start <= times) & (times < usage.stop)
             self._bytes[usage.node] += usage.bytes[:, None] * alive[None, :]
@@ -200,13 +215,26 @@ class _Rows:
         """`int64[strategies, count]`."""
         return self._bytes[node]
 
+    def less_least(self) -> Ints:
+        """Leave out what every node keeps alive in any case: `int64[nodes, count]`."""
+        least = np.array([own.min(axis=0) for own in self._bytes]).reshape(len(self._bytes), self.count)
+        self._bytes = [own - taken for own, taken in zip(self._bytes, least, strict=True)]
+        return least
 
-class _Elimination:
-    def __init__(self, problem: StrategyProblem, rows: _Rows, width: float, most_sums: int, deadline: float) -> None:
+
+class Elimination:
+    """One elimination of all nodes of a problem; `slack` leaves out what is worth nothing."""
+
+    def __init__(
+        self, problem: StrategyProblem, rows: Rows, width: float, most_sums: int, deadline: float,
+        slack: Slack | None = None,
+    ) -> None:  # fmt: skip
+        endless = np.full(rows.count, np.iinfo(np.int64).max)
+        self.slack = slack or Slack(price_s=np.zeros(rows.count), slack_s=math.inf, spare_bytes=endless)
         self.sizes = [node.costs_s.size for node in problem.nodes]
-        self.width, self.rows, self.largest = width, rows, 1
+        self.width, self.rows, self.largest, self.sums = width, rows, 1, 0
         self.most_sums, self.deadline = most_sums, deadline
-        self.tables: list[_Table] = [_unit(rows.count)]
+        self.tables: list[Table] = [_unit(rows.count)]
         self.beside: list[set[int]] = [set() for _ in self.sizes]
         for node, costs in enumerate(problem.nodes):
             self.tables.append(_factor((node,), costs.costs_s, None, rows.of_node(node)))
@@ -220,7 +248,7 @@ class _Elimination:
             self.beside[edge.tail].add(edge.head)
             self.beside[edge.head].add(edge.tail)
 
-    def run(self) -> tuple[_Table, int]:
+    def run(self) -> tuple[Table, int]:
         """The table over no node, whose points are the frontier, and the entries of the largest joint table."""
         left = set(range(len(self.sizes)))
         while left:
@@ -242,10 +270,10 @@ class _Elimination:
         for table in self.tables[1:]:
             final = self._sum(final, table, -1)
         if not final.points.seconds.size:
-            raise SolverError("every assignment of the problem is forbidden by its edges")
+            raise NoAssignment("every assignment of the problem is forbidden by its edges")
         return final, self.largest
 
-    def _sum(self, left: _Table, right: _Table, node: int) -> _Table:
+    def _sum(self, left: Table, right: Table, node: int) -> Table:
         if time.monotonic() > self.deadline:
             raise OutOfTime
         scope = tuple(sorted({*left.scope, *right.scope} - {node}))
@@ -272,13 +300,14 @@ class _Elimination:
                 f"a frontier table over {len(scope)} nodes together would take {sums} sums, more than "
                 f"{self.most_sums}: the problem has too many trade-offs for elimination"
             )
+        self.sums += sums
         points = combine(
             a.begin, a.seconds, a.bytes, a.low, first, first_stride, b.begin, b.seconds, b.bytes, b.low, second,
-            second_stride, choices, self.width,
+            second_stride, choices, self.width, self.slack.price_s, self.slack.slack_s, self.slack.spare_bytes,
         )  # fmt: skip
-        return _Table(scope, Points(*points), node, left, right)
+        return Table(scope, Points(*points), node, left, right)
 
-    def _entries(self, table: _Table, scope: tuple[int, ...], node: int) -> tuple[Ints, int]:
+    def _entries(self, table: Table, scope: tuple[int, ...], node: int) -> tuple[Ints, int]:
         """For every entry over `scope` that of `table` at strategy 0 of `node`, and how far its next strategy is."""
         strides, stride = {}, 1
         for member in reversed(table.scope):
@@ -292,24 +321,24 @@ class _Elimination:
         return np.ascontiguousarray(whole).reshape(-1), strides.get(node, 0)
 
 
-def _factor(scope: tuple[int, ...], costs_s: Floats, allowed: Bools | None, size: Ints) -> _Table:
+def _factor(scope: tuple[int, ...], costs_s: Floats, allowed: Bools | None, size: Ints) -> Table:
     """A table of one point an entry, of none where the entry is forbidden."""
     mask = np.ones(costs_s.size, bool) if allowed is None else allowed.reshape(-1)
     begin = np.concatenate([[0], np.cumsum(mask)]).astype(np.int64)
     seconds, kept = costs_s.reshape(-1)[mask], np.ascontiguousarray(size[mask])
     nobody = np.full(seconds.size, -1, np.int64)
     entry = np.flatnonzero(mask)
-    return _Table(
+    return Table(
         scope, Points(begin, np.ascontiguousarray(seconds), kept, kept.copy(), nobody, nobody, entry)
     )
 
 
-def _unit(rows: int) -> _Table:
+def _unit(rows: int) -> Table:
     """The table over no node that adds nothing."""
     return _factor((), np.zeros(1), None, np.zeros((1, rows), np.int64))
 
 
-def _assignment(final: _Table, index: int, count: int) -> tuple[int, ...]:
+def assignment_of(final: Table, index: int, count: int) -> tuple[int, ...]:
     """The choices that make a point of the last table."""
     chosen = [0] * count
     todo = [(final, index)]

@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 def combine(
     left_begin: Ints, left_seconds: Floats, left_bytes: Ints, left_low: Ints, left_entry: Ints, left_stride: int,
     right_begin: Ints, right_seconds: Floats, right_bytes: Ints, right_low: Ints, right_entry: Ints, right_stride: int,
-    choices: int, width: float,
+    choices: int, width: float, price_s: Floats, slack_s: float, spare: Ints,
 ) -> tuple[Ints, Floats, Ints, Ints, Ints, Ints, Ints]:  # fmt: skip
     """The best sums of a point of the left and a point of the right table, over `choices` strategies of one node.
 
@@ -27,6 +27,8 @@ def combine(
       left_entry, right_entry: for every entry of the new table the entries with strategy 0; a stride further for each
         next strategy.
       width: points whose bytes differ by a factor under 1 + width are taken for one, the fastest of them; 0: never.
+      price_s, slack_s, spare: a sum is left out whose seconds and bytes, at a price for each row, are over the slack,
+        or whose bytes are over what a row can spare.
     """
     entries, rows = left_entry.size, left_bytes.shape[1]
     room = 1024
@@ -39,19 +41,32 @@ def combine(
         for choice in range(choices):
             a, b = left_entry[entry] + choice * left_stride, right_entry[entry] + choice * right_stride
             count += (left_begin[a + 1] - left_begin[a]) * (right_begin[b + 1] - right_begin[b])
-        t, k = np.empty(count), 0
-        m, low = np.empty((count, rows), np.int64), np.empty((count, rows), np.int64)
-        i1, i2, which = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int64)
+        # most sums are left out where there is a slack: room for those that stay is made as they come
+        space, k = min(count, 256), 0
+        t = np.empty(space)
+        m, low = np.empty((space, rows), np.int64), np.empty((space, rows), np.int64)
+        i1, i2, which = np.empty(space, np.int64), np.empty(space, np.int64), np.empty(space, np.int64)
         for choice in range(choices):
             a, b = left_entry[entry] + choice * left_stride, right_entry[entry] + choice * right_stride
             for i in range(left_begin[a], left_begin[a + 1]):
                 for j in range(right_begin[b], right_begin[b + 1]):
                     t[k] = left_seconds[i] + right_seconds[j]
+                    priced = t[k]
+                    fits = True
                     for row in range(rows):
                         m[k, row] = left_bytes[i, row] + right_bytes[j, row]
                         low[k, row] = left_low[i, row] + right_low[j, row]
+                        priced += price_s[row] * low[k, row]
+                        fits = fits and low[k, row] <= spare[row]
+                    if priced > slack_s or not fits:
+                        continue
                     i1[k], i2[k], which[k] = i, j, choice
                     k += 1
+                    if k == space and space < count:
+                        space = min(2 * space, count)
+                        t, m, low = _grown(t, space), _grown2(m, space), _grown2(low, space)
+                        i1, i2, which = _grown(i1, space), _grown(i2, space), _grown(which, space)
+        t, m, low = t[:k], m[:k], low[:k]
         kept = _front(t, m, low, width) if rows == 1 else _vector_front(t, m, low, width)
         if made + kept.size > room:
             room = max(2 * room, made + kept.size)

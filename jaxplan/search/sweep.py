@@ -31,6 +31,8 @@ def sweep_frontier(
     *,
     eps: float = 1e-3,
     time_limit_s: float | None = None,
+    known: Tradeoff | None = None,
+    known_from: int = 0,
     on_point: Callable[[int, float], None] | None = None,
 ) -> Tradeoff:
     """The frontier of a problem; its `limit_bytes` is not looked at.
@@ -39,6 +41,7 @@ def sweep_frontier(
       search: an exact search; least: what `least_peak` found.
       eps: neighbours whose bytes or seconds differ by a smaller factor than 1 + eps are not parted.
       time_limit_s: no search begins after it.
+      known, known_from: a frontier that is whole for budgets over these bytes; nothing is searched for there.
       on_point: told the number of searches so far and the width of the widest open rectangle, after each.
     """
     deadline = math.inf if time_limit_s is None else time.monotonic() + time_limit_s
@@ -62,7 +65,15 @@ def sweep_frontier(
             note(result.assignment)
             bounds[math.inf if limit_bytes is None else limit_bytes] = result.bound_s
 
-    ask(None, ())
+    if known is None:
+        ask(None, ())
+    else:
+        points += known.points
+        for point in known.points:
+            if point.peak_bytes > known_from:
+                bounds[point.peak_bytes - 1] = known.bound_at(point.peak_bytes - 1)
+        bounds[known_from] = known.bound_at(known_from)
+        bounds[math.inf] = known.bound_at(max((p.peak_bytes for p in points), default=0))
     if not points or not least.assignment:
         return Tradeoff(points=(), floor=(), rows=0, largest=0)
     smallest = note(least.assignment)
@@ -77,7 +88,10 @@ def sweep_frontier(
         if widest is None:
             break
         ask(widest.middle, widest.start)
-    return Tradeoff(points=staircase(points), floor=_floor(bounds), rows=0, largest=0)
+    floor = _floor(bounds)
+    if known is not None:
+        floor = _higher(known, Tradeoff(points=(), floor=floor, rows=0, largest=0))
+    return Tradeoff(points=staircase(points), floor=floor, rows=0, largest=0)
 
 
 @dataclass(frozen=True)
@@ -113,6 +127,16 @@ def _gap(slow: TradeoffPoint, fast: TradeoffPoint, bounds: Mapping[float, float]
     asked = max((limit for limit in bounds if slow.peak_bytes <= limit < fast.peak_bytes), default=0)
     low = max(int(asked), slow.peak_bytes)
     return _Gap(low, fast.peak_bytes, fast.objective_s, slow.objective_s, slow.assignment)
+
+
+def _higher(one: Tradeoff, other: Tradeoff) -> tuple[tuple[int, float], ...]:
+    """What both floors prove together."""
+    steps: list[tuple[int, float]] = []
+    for start in sorted({size for floor in (one.floor, other.floor) for size, _ in floor}):
+        bound_s = max(known.bound_at(start) for known in (one, other) if known.floor and start >= known.floor[0][0])
+        if not steps or bound_s < steps[-1][1]:
+            steps.append((start, bound_s))
+    return tuple(steps)
 
 
 def _floor(bounds: Mapping[float, float]) -> tuple[tuple[int, float], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from .base import SearchResult
@@ -13,6 +14,12 @@ from .sweep import sweep_frontier
 
 #: Seconds that one budget of a sweep may take.
 BUDGET_S = 10.0
+
+#: The part of the time that stretches are walked for, if budgets have to be searched for the rest.
+WALK_SHARE = 0.6
+
+#: Sums that tables over the whole of a small problem may take, and time steps that they carry.
+WHOLE_SUMS, WHOLE_ROWS = 3_000_000, 2
 
 
 def tradeoff(
@@ -26,13 +33,18 @@ def tradeoff(
     """The frontier and, in words, how it was found; `limit_bytes` is not looked at.
 
     Args:
-      eps: plans that differ by less, relatively, are not parted; time_limit_s: no search of a sweep begins after it.
+      eps: plans that differ by less, relatively, are not parted; time_limit_s: no stretch or search begins after it.
     """
+    deadline = time.monotonic() + time_limit_s
     try:
-        found = trace_frontier(problem, width=eps)
-        return found, f"by elimination over {found.rows} time steps"
+        found = trace_frontier(problem, width=eps, most_sums=WHOLE_SUMS, most_rows=WHOLE_ROWS)
+        if found.regret_bound <= eps:
+            return found, f"by elimination over {found.rows} time steps"
     except TooWide:
-        say("the problem is too dense for frontier tables: sweeping budgets")
+        pass
+    # compiled code, and what compiles it, are loaded by those who need them
+    from .stretches import walk_frontier
+
     count = 0
 
     def search(limited: StrategyProblem, start: tuple[int, ...]) -> SearchResult:
@@ -45,5 +57,18 @@ def tradeoff(
         say(f"{searched} budgets searched; widest gap left {width:.2g}")
 
     least = least_peak(problem, time_limit_s=BUDGET_S, seed=seed)
-    found = sweep_frontier(problem, search, least, eps=eps, time_limit_s=time_limit_s, on_point=tell)
-    return found, f"by {count} searches under different budgets"
+    walked, left = walk_frontier(
+        problem, search, least, eps=eps, deadline=time.monotonic() + WALK_SHARE * time_limit_s,
+        on_stretch=lambda points, budget: say(f"{points} points; next those within {budget} bytes"),
+    )  # fmt: skip
+    how = "by elimination, stretch by stretch"
+    if not left:
+        return walked, how
+    # whether the walk came to anything but the least peak
+    begun = walked.largest > 0
+    found = sweep_frontier(
+        problem, search, least, eps=eps, time_limit_s=max(deadline - time.monotonic(), 0.0),
+        known=walked if begun else None, known_from=left, on_point=tell,
+    )  # fmt: skip
+    swept = f"by {count} searches under different budgets"
+    return found, f"{how}, and {swept}" if begun else swept

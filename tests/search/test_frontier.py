@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from jaxplan.errors import SolverError
-from jaxplan.search import Edge, Node, StrategyProblem, Usage, evaluate, exhaustive, least_peak
+from jaxplan.search import (
+    Edge,
+    Node,
+    SearchResult,
+    StrategyProblem,
+    Termination,
+    Usage,
+    evaluate,
+    exhaustive,
+    least_peak,
+    stretches,
+)
 from jaxplan.search import frontier as frontier_module
 from jaxplan.search.frontier import TooWide, Tradeoff, trace_frontier
+from jaxplan.search.stretches import walk_frontier
 from jaxplan.search.sweep import sweep_frontier
 
 from .problems import random_problem
@@ -104,6 +117,72 @@ def test_what_is_merged_or_left_out_is_covered_by_the_bound(width: float, most_r
                 assert point.objective_s <= best_s * (1 + found.regret_bound) * (1 + 1e-9)
         loose += found.regret_bound > 1e-9
     assert loose, "no case in which the bound has anything to say"
+
+
+def check_walk(seed: int) -> None:
+    """Stretches found under prices and bounds are together the frontier that enumeration finds."""
+    problem = random_problem(seed)
+    seconds, peaks = enumerated(problem)
+    if not seconds.size:
+        return
+    least = SearchResult(
+        assignment=exhaustive.solve(replace(problem, limit_bytes=int(peaks.min()))).assignment,
+        objective_s=0.0, bound_s=-math.inf, termination=Termination.OPTIMAL, peak_bytes=int(peaks.min()), wall_s=0.0,
+    )  # fmt: skip
+    found, left = walk_frontier(
+        problem, lambda limited, start: exhaustive.solve(limited, hint=start or None), least, eps=0.0
+    )
+    check_points(problem, found)
+    assert left == 0, "a walk over so small a problem goes all the way"
+    assert [(p.peak_bytes, pytest.approx(p.objective_s, rel=1e-9)) for p in found.points] == staircase(
+        seconds, peaks
+    )
+    for size, best_s in staircase(seconds, peaks):
+        assert found.bound_at(size) <= best_s * (1 + 1e-9) + 1e-18
+
+
+@pytest.mark.parametrize("seeds", [range(start, start + 20) for start in (0, 400, 420)])
+def test_a_walk_in_stretches_is_the_frontier_too(seeds: range) -> None:
+    for seed in seeds:
+        check_walk(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [range(start, start + 100) for start in range(1000, 2000, 100)])
+def test_a_thousand_walks_are_the_frontier_too(seeds: range) -> None:
+    for seed in seeds:
+        check_walk(seed)
+
+
+def test_what_a_coarse_walk_leaves_to_a_sweep_is_covered_by_both_bounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    walk_on = stretches._Stretches.next_limit
+
+    def one_stretch(walk: stretches._Stretches, limit: int) -> int:
+        # as where time is over, or tables are too wide, after the first
+        return walk_on(walk, limit) if not walk.largest else limit
+
+    monkeypatch.setattr(stretches._Stretches, "next_limit", one_stretch)
+    swept = 0
+    for seed in range(340, 400):
+        problem = random_problem(seed)
+        seconds, peaks = enumerated(problem)
+        if not seconds.size:
+            continue
+
+        def search(limited: StrategyProblem, start: tuple[int, ...]) -> SearchResult:
+            return exhaustive.solve(limited, hint=start or None)
+
+        least = least_peak(problem)
+        found, left = walk_frontier(problem, search, least, eps=0.05)
+        if left and found.largest:
+            swept += 1
+            found = sweep_frontier(problem, search, least, eps=0.05, known=found, known_from=left)
+        check_points(problem, found)
+        for size, best_s in staircase(seconds, peaks):
+            assert found.bound_at(size) <= best_s * (1 + 1e-9)
+    assert swept, "no walk was left to a sweep"
 
 
 def test_a_sweep_is_the_frontier_too() -> None:
