@@ -4,7 +4,7 @@
 
 Small steps, each plan compiled to the end and priced by `jaxplan/lowering/yardstick.py`; with asynchronous collectives
 laid out along the compiler's own schedule too, which is what the simulator's timeline is held against.  Rows go into
-`timing.jsonl` as they come; a case that is there already is left alone.
+`timing.jsonl` as they come; plans that are there already are left alone.
 """
 
 from __future__ import annotations
@@ -71,15 +71,17 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     given = parser.parse_args()
     lines = given.results.read_text(encoding="utf-8").splitlines() if given.results.exists() else []
-    there = {(row["case"], row["target"]) for row in map(json.loads, lines)}
+    there = {(row["case"], row["target"], row["plan"]) for row in map(json.loads, lines)}
     for target in given.target or TARGETS:
         for name in given.case or SMALL:
-            if MESH not in TARGETS[target] or ((name, target) in there and not given.again):
+            if MESH not in TARGETS[target]:
                 continue
             case = SMALL[name]
             mesh = jaxplan.target(target).mesh(**dict(TARGETS[target][MESH]))
             pipeline = pipeline_of(case.step(), case.shapes(), target_of(mesh))
             for label, candidate in diverse_plans(pipeline, given.count, seed=0):
+                if (name, target, label) in there and not given.again:
+                    continue
                 row: dict[str, Any] = {"case": name, "target": target, "plan": label}
                 row |= {"date": datetime.date.today().isoformat(), "jax": jax.__version__}
                 row["predicted"] = predicted(pipeline, candidate)
