@@ -73,28 +73,28 @@ def _apart(step_s: Mapping[str, float]) -> Iterator[str]:
 
 
 def _searches(pipeline: Pipeline, count: int, random: np.random.Generator) -> Iterator[tuple[str, Any]]:
-    best = pipeline.search({})
+    space, best = pipeline.space({}), pipeline.search({})
     yield OWN, best
     for name in TEMPLATES:
         pins = pipeline.template(name)
         if pins is not None:
-            yield name, pipeline.search(pins, rival=True)
+            yield name, pipeline.rival(space, pins)
     assert isinstance(best, Found)
     for share in _BUDGETS:
         tight = copy.copy(pipeline)
         tight.budget_bytes = int(share * best.memory.peak_bytes)
-        yield f"budget {share:.2f}", tight.search({}, rival=True)
+        yield f"budget {share:.2f}", tight.rival(space, {})
     graph = pipeline.traced.graph
     large = sorted(range(len(graph.inputs)), key=lambda p: -graph.values[graph.inputs[p]].bytes)
     for position in large[:3]:
         row = best.decision.values[graph.inputs[position]]
         label = f"not the best {pipeline.traced.inputs[position].path}"
-        yield label, pipeline.search({position: _all_but(row)}, rival=True)
+        yield label, pipeline.rival(space, {position: _all_but(row)})
     for attempt in range(_POOL * count):
         size = min(int(random.integers(1, _MOST_PINS + 1)), len(large))
         chosen = random.choice(len(large), size=size, replace=False, p=_weights(len(large)))
         pins = {large[i]: _exactly(_any_row(best, graph.inputs[large[i]], random)) for i in chosen}
-        yield f"random {attempt}", pipeline.search(pins, rival=True)
+        yield f"random {attempt}", pipeline.rival(space, pins)
 
 
 def _weights(count: int) -> np.ndarray:

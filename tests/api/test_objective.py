@@ -49,7 +49,7 @@ def pipeline(case: str, hardware: str) -> Pipeline:
 
 def beliefs(planner: Pipeline, template: str | None) -> tuple[float, float]:
     """Seconds of a step: by the search's problem, less what it adds to tell equals apart; and by the evaluator."""
-    found = planner.search({} if template is None else planner.template(template) or {}, rival=template is not None)
+    found = planner.search({} if template is None else planner.template(template) or {})
     assert isinstance(found, Found)
     chosen, problem = found.result.assignment, found.space.problem
     sent_s = sum(float(edge.costs_s[chosen[edge.tail], chosen[edge.head]]) for edge in problem.edges)
