@@ -133,6 +133,13 @@ def searched(net: str, cluster: str, limit_s: float, seed: int) -> dict[str, Any
     }  # fmt: skip
 
 
+def remeasured(net: str, cluster: str, seed: int) -> dict[str, Any]:
+    """The changes alone, from the first template that fits."""
+    pipeline, pins, space, _ = built(net, cluster)
+    start = next(iter(pipeline.given(pins).values()), (0,) * len(space.problem.nodes))
+    return delta(StrategySimulator(simulated_choices(space, pipeline.model), start), space, seed)
+
+
 def delta(simulator: StrategySimulator, space: Space, seed: int) -> dict[str, Any]:
     """Random changes of one strategy: how long each takes beside full runs, and that none differs from them."""
     rng = np.random.default_rng(seed)
@@ -182,7 +189,11 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=10.0, metavar="SECONDS", help="of each search")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--case", nargs=2, metavar=("NET", "CLUSTER"), help=argparse.SUPPRESS)
+    parser.add_argument("--delta", action="store_true", help="measure the changes of what is there anew")
     arguments = parser.parse_args()
+    if arguments.case and arguments.delta:
+        print(json.dumps(remeasured(*arguments.case, arguments.seed)))
+        return
     if arguments.case:
         print(json.dumps(searched(*arguments.case, arguments.limit, arguments.seed)))
         return
@@ -190,15 +201,21 @@ def main() -> None:
         for net in arguments.only:
             command = [sys.executable, __file__, "--case", net, cluster]
             command += ["--limit", str(arguments.limit), "--seed", str(arguments.seed)]
+            results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+            if arguments.delta and f"{net} on {cluster}" not in results:
+                continue
+            command += ["--delta"] if arguments.delta else []
             # a process of its own: nothing is warm
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 print(f"{net} on {cluster}: {done.stderr[-1500:]}", file=sys.stderr)
                 continue
             results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-            results[f"{net} on {cluster}"] = {
-                **json.loads(done.stdout.splitlines()[-1]), "limit_s": arguments.limit, "seed": arguments.seed,
-            }  # fmt: skip
+            found = json.loads(done.stdout.splitlines()[-1])
+            if arguments.delta:
+                results[f"{net} on {cluster}"]["delta"] = found
+            else:
+                results[f"{net} on {cluster}"] = {**found, "limit_s": arguments.limit, "seed": arguments.seed}
             RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
             print(f"{net} on {cluster}: done", flush=True)
 

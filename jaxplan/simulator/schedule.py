@@ -68,8 +68,13 @@ def run(
     streams = items.streams
     left, ready_at = np.zeros(tasks, np.int64), np.zeros(tasks, np.int64)
     free, last = np.zeros(classes * streams, np.int64), np.full(classes * streams, -1, np.int64)
-    keys, heap = np.empty(tasks, np.int64), np.empty(tasks, np.int64)
+    # every task is pushed once, and a token for a class's blocked tasks after each of its dispatches and blocks
+    keys, heap = np.empty(4 * tasks, np.int64), np.empty(4 * tasks, np.int64)
     size, done, makespan = 0, 0, 0
+    # operations that are ready and wait for their compute unit, by number: the first of them has a token, its start
+    blocked, waiting = np.empty((classes, count), np.int64), np.zeros(classes, np.int64)
+    is_blocked = np.zeros(tasks, np.bool_)
+    token_key, token = np.full(classes, -1, np.int64), np.full(classes, -1, np.int64)
     if since < 0:
         for k in range(count):
             for c in range(classes):
@@ -110,10 +115,24 @@ def run(
         begin = key
         length = duration[k, c]
         real = items.tail[k] < 0 or items.group[moved, c] == c
-        if real and length > 0:
-            if items.tail[k] < 0:
-                begin = max(begin, free[c * streams])
+        if items.tail[k] < 0 and length > 0 and (is_blocked[t] or free[c * streams] > key):
+            size -= 1
+            if size:
+                _sink(keys, heap, size, keys[size], heap[size])
+            if is_blocked[t] and (key != token_key[c] or t != token[c]):
+                continue
+            if is_blocked[t]:
+                waiting[c] -= 1
+                if waiting[c]:
+                    last_one = blocked[c, waiting[c]]
+                    _sink(blocked[c], blocked[c], waiting[c], last_one, last_one)
             else:
+                is_blocked[t] = True
+                waiting[c] = _push(blocked[c], blocked[c], waiting[c], t, t)
+                size = _renew(keys, heap, size, c, free[c * streams], blocked, waiting, token_key, token)
+                continue
+        elif real and length > 0:
+            if items.tail[k] >= 0:
                 at = items.member_start[moved, c]
                 for m in range(at, at + items.member_count[moved, c]):
                     for x in range(items.link_count[moved]):
@@ -121,9 +140,10 @@ def run(
             if begin > key:
                 _sink(keys, heap, size, begin, t)
                 continue
-        size -= 1
-        if size:
-            _sink(keys, heap, size, keys[size], heap[size])
+        if not is_blocked[t]:
+            size -= 1
+            if size:
+                _sink(keys, heap, size, keys[size], heap[size])
         finish = begin + length if real else begin
         if logged:
             if done % CHECKPOINT == 0:
@@ -137,6 +157,7 @@ def run(
         if real and length > 0:
             if items.tail[k] < 0:
                 free[c * streams], last[c * streams] = finish, t
+                size = _renew(keys, heap, size, c, finish, blocked, waiting, token_key, token)
             else:
                 at = items.member_start[moved, c]
                 for m in range(at, at + items.member_count[moved, c]):
@@ -193,6 +214,17 @@ def run(
                 if same:
                     return log.end.max() + shift, done - first, done, shift
     return makespan, done - first, done, 0
+
+
+@njit(cache=True, nogil=True)
+def _renew(
+    keys: Ints, heap: Ints, size: int, c: int, free: int, blocked: Ints, waiting: Ints, token_key: Ints, token: Ints
+) -> int:
+    """Give the first blocked task of a class a token for when the compute unit is free; older ones are void."""
+    if waiting[c] and (token_key[c] != free or token[c] != blocked[c, 0]):
+        token_key[c], token[c] = free, blocked[c, 0]
+        return _push(keys, heap, size, free, blocked[c, 0])
+    return size
 
 
 @njit(cache=True, nogil=True)
