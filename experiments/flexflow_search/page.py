@@ -114,7 +114,9 @@ def tables(results: dict[str, Any]) -> str:
             time = "" if search == "templates" else f", {found['best_at_s']:.1f} s [{found['processor_s']:.1f}]"
             cells.append(f"{max(found['gap'], 0):+.2%}{time}")
         made = f"{case['built']['wall_s']:.1f} s [{case['built']['processor_s']:.1f}]"
-        lines.append(f"| {name} | {milliseconds(case['bound_s'])} | {made} | " + " | ".join(cells) + " |")
+        few = case.get("samples_a_device", 0)
+        told = f"{name}, {few} samples a device" if few and few < 64 else name
+        lines.append(f"| {told} | {milliseconds(case['bound_s'])} | {made} | " + " | ".join(cells) + " |")
     lines += [
         "", "The same plans simulated (communication behind computation), and what a device sends in a step.", "",
         "| network, cluster | ilp | mcmc | mcmc, simulated | best template | data parallelism sends | ilp sends |",

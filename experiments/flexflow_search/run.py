@@ -22,6 +22,7 @@ import numpy as np
 from jaxplan.api import auto_shard, simulated_choices
 from jaxplan.cost import CostModel, collective_wire_bytes
 from jaxplan.inspection import compare_on
+from jaxplan.search import SEARCHES as ALGORITHMS
 from jaxplan.search import SearchResult, Space, evaluate
 from jaxplan.search.simulated_walk import walk_simulated
 from jaxplan.sharding import reshard_steps
@@ -56,9 +57,9 @@ LARGE, FEWER = 4_000, 10
 """From so many operations on, so many times fewer of each: a full run of every device takes seconds."""
 
 
-def built(net: str, cluster: str) -> tuple[Any, Any, Space, dict[str, float]]:
-    """The pipeline, its pins and its space, and the seconds of making them."""
-    model, name, share = NETS[net]
+def built(net: str, cluster: str, share: int) -> tuple[Any, Any, Space, dict[str, float]]:
+    """The pipeline, its pins and its space with so many samples a device, and the seconds of making them."""
+    model, name, _ = NETS[net]
     profile, axes = CLUSTERS[cluster]
     devices = int(np.prod(list(axes.values())))
     config = dataclasses.replace(get_config(model, name), batch_size=share * devices, dtype="float32")
@@ -86,7 +87,12 @@ def sent_bytes(space: Space, model: CostModel, assignment: Sequence[int]) -> flo
 
 def searched(net: str, cluster: str, limit_s: float, seed: int) -> dict[str, Any]:
     """Every search on one network and cluster: what it found when, simulated too."""
-    pipeline, pins, space, clock = built(net, cluster)
+    share = NETS[net][2]
+    while True:
+        pipeline, pins, space, clock = built(net, cluster, share)
+        if ALGORITHMS["ilp"](space.problem, time_limit_s=limit_s).assignment:
+            break
+        share //= 2  # nothing fits
     began, used = time.perf_counter(), time.process_time()
     given = pipeline.given(pins)
     templates = {"wall_s": time.perf_counter() - began, "processor_s": time.process_time() - used}
@@ -123,6 +129,7 @@ def searched(net: str, cluster: str, limit_s: float, seed: int) -> dict[str, Any
         "best_at_s": walk.history[-1][0], "proposals": walk.proposals, "simulated_history": walk.history,
     }  # fmt: skip
     return {
+        "samples_a_device": share,
         "nodes": len(space.problem.nodes), "edges": len(space.problem.edges), "bound_s": bound_s, "built": clock,
         "templates": {
             **templates,
@@ -135,7 +142,7 @@ def searched(net: str, cluster: str, limit_s: float, seed: int) -> dict[str, Any
 
 def remeasured(net: str, cluster: str, seed: int) -> dict[str, Any]:
     """The changes alone, from the first template that fits."""
-    pipeline, pins, space, _ = built(net, cluster)
+    pipeline, pins, space, _ = built(net, cluster, NETS[net][2])
     start = next(iter(pipeline.given(pins).values()), (0,) * len(space.problem.nodes))
     return delta(StrategySimulator(simulated_choices(space, pipeline.model), start), space, seed)
 
