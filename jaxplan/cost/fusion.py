@@ -27,7 +27,7 @@ from .residency import (
     written_again,
 )
 
-LOOP_EDGES = frozenset({"scan_slice", "scan_stack", "carry_init", "carry_next", "cond_join"})
+LOOP_EDGES = frozenset({"scan_slice", "scan_stack", "carry_init", "carry_next", "while_any", "while_test", "cond_join"})
 """Our own operations at the edges of loops and branches: none computes."""
 
 _MOVEMENT = frozenset(

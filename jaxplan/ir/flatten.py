@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import jax
+
 from .._jax import Literal, as_closed, dtype_bytes, scan_signature
 from .graph import Graph, Loop, Op, Site, Value
 from .sources import UNKNOWN, source_of
@@ -283,7 +285,13 @@ class Flattener:
         start = len(self.ops)
         loop = len(self.loops)
         self.loops.append(Loop(start=start, stop=start, trips=length, kind="while", source=source))
-        self.walk(cond, cond_consts, operands[:n_cond] + carries, (*frame, position, 0), inside)
+        tested = (*frame, position, 0)
+        (again,) = self.walk(cond, cond_consts, operands[:n_cond] + carries, tested, inside)
+        sites = [Site(tested, "leave", -1, 0)]
+        if self.values[again].shape:  # of a batched loop, which goes on while any of its elements does
+            every, again = again, self.value(jax.ShapeDtypeStruct((), bool), "any")
+            self.emit("while_any", {}, [every], [again], trips=inside, source=source, sites=sites)
+        self.emit("while_test", {}, [again], [], trips=inside, source=source, sites=sites)
         nexts = self.walk(body, body_consts, operands[n_cond:first] + carries, inner, inside)
         self._carry_next(nexts, carries, inner, inside, source)
         self.loops[loop] = Loop(start=start, stop=len(self.ops), trips=length, kind="while", source=source)
@@ -338,7 +346,7 @@ def live_ops(graph: Graph) -> Graph:
     needed = set(graph.outputs)
     keep = [False] * len(graph.ops)
     for op in reversed(graph.ops):
-        effect = op.primitive in ("carry_next", "pure_callback", "io_callback", "debug_callback")
+        effect = op.primitive in ("carry_next", "while_test", "pure_callback", "io_callback", "debug_callback")
         if effect or needed.intersection(op.results):
             keep[op.index] = True
             needed.update(op.operands)

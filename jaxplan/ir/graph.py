@@ -8,6 +8,8 @@ does to its operands is said by operations of our own:
 - `scan_stack`  ([...]) -> [t, ...]              an iteration's result written into the stacked ys
 - `carry_init`  (init) -> carry                  the carry, one value with one layout for the whole loop
 - `carry_next`  (next, carry) -> ()              the body's new carry, brought to the carry's layout
+- `while_any`   ([...]) -> predicate             of a batched loop, which goes on while any of its elements does
+- `while_test`  (predicate) -> ()               whether the loop goes on, known to every device
 - `cond_join`   (predicate, branch results...) -> result
 """
 

@@ -89,7 +89,7 @@ def price(
     free = source_values(graph, rules)
     for op in graph.ops:
         rule, strategy = rules[op.index], where.strategies[op.index]
-        if op.primitive == "carry_next" or (op.results and all(free[v] for v in op.results)):
+        if op.primitive in ("carry_next", "while_test") or (op.results and all(free[v] for v in op.results)):
             continue
         seconds[op.index] = float(refined.op_seconds(op, rule, strategy, graph, crossing)[0]) * op.trips
         if rule.matmul:

@@ -197,3 +197,21 @@ def test_a_users_own_shard_map_and_constraints_stay(mesh_4x2: Mesh) -> None:
     check(shard_mapped(mesh_4x2), (X, V), mesh_4x2, search="fsdp")
     pinned = NamedSharding(mesh_4x2, P("data", "model"))
     check(lambda x, w: lax.with_sharding_constraint(x @ w, pinned) * 2, (X, V), mesh_4x2, search="fsdp")
+
+
+def test_whether_a_batched_loop_goes_on_is_asked_of_all_pieces_as_planned(mesh_4x2: Mesh) -> None:
+    def rooted(x: Any) -> Any:
+        def body(c: Any) -> Any:
+            return (c[0] + c[2] / c[0]) / 2, c[1] + 1, c[2]
+
+        return lax.while_loop(lambda c: (jnp.abs(c[0] ** 2 - c[2]) > 1e-3) & (c[1] < 30), body, (x, 0, x))
+
+    numbers = np.linspace(1, 9, 4096).astype(np.float32)
+    step = jaxplan.auto_shard(
+        jax.vmap(rooted), mesh_4x2, constraints={"x": P(("data", "model"))}, hardware="tpu-v5e",
+        options={"compare_templates": False},
+    )  # fmt: skip
+    plan = step.plan(numbers)
+    assert [c.kind for c in plan.collectives] == ["all_reduce"] and plan.collectives[0].bytes <= 4
+    assert not plan.warnings  # which would tell of a collective that was not planned
+    np.testing.assert_array_equal(step(numbers)[1], jax.jit(jax.vmap(rooted))(numbers)[1])

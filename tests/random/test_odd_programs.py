@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import Mesh
 
 import jaxplan
-from jaxplan.api import planner
+from jaxplan.api import meshes
 
 from .odd import PROGRAMS
 from .prices import RandomPrices
@@ -48,5 +48,5 @@ def test_planned_under_random_prices_too(
     name: str, seed: int, mesh_4x2: Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RandomPrices, "seed", seed)
-    monkeypatch.setattr(planner, "CostModel", RandomPrices)
+    monkeypatch.setattr(meshes, "CostModel", RandomPrices)
     check(name, mesh_4x2)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, PartitionSpec
 
 import jaxplan
-from jaxplan.api import planner
+from jaxplan.api import meshes
 
 from .nests import fill
 from .prices import RandomPrices
@@ -131,7 +131,7 @@ def check(
     with jax.enable_x64(True), monkeypatch.context() as patch:
         if seed % 4:
             patch.setattr(RandomPrices, "seed", seed)
-            patch.setattr(planner, "CostModel", RandomPrices)
+            patch.setattr(meshes, "CostModel", RandomPrices)
         step = function(program, state)
         leaves = arguments(program, seed)
         args = (leaves[:state], leaves[state:])

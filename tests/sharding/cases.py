@@ -377,6 +377,8 @@ case("platform_index", "two", lambda: lax.platform_dependent(cpu=lambda: 1, defa
 for _name in ("layout_constraint", "carry_init", "shard_alike", "xla_metadata_value"):
     case(_name, "identity", lambda x: x, _cube, stands_in=True)
 case("carry_next", "no result", lambda new, carry: (), _cube, _cube, stands_in=True)
+case("while_any", "batch", lambda again: again.any(), np.arange(16) % 3 == 0, stands_in=True)
+case("while_test", "predicate", lambda again: (), np.array(True), stands_in=True)
 case("cond_join", "two branches", lambda p, x, y: lax.cond(p, lambda: x, lambda: y), np.array(True), X, Y,
      stands_in=True)  # fmt: skip
 case("scan_slice", "third", lambda xs: lax.dynamic_index_in_dim(xs, np.int32(3), 0, keepdims=False), _cube,

@@ -32,6 +32,20 @@ def carry(op: OpShapes) -> Rule:
     return b.rule(operands=[dims] * len(op.operands), results=[dims] * len(op.results), follows=True)
 
 
+@register("while_any")
+def while_any(op: OpShapes) -> Rule:
+    """`([i])->([]) reduction={i}`, by or."""
+    b = RuleBuilder()
+    dims = b.factors(op.operands[0])
+    return b.rule(operands=[dims], results=[[]], reduction=dims, reducer="or", follows=True)
+
+
+@register("while_test")
+def while_test(op: OpShapes) -> Rule:
+    """`([])->()`: every device has to know whether the loop goes on."""
+    return replicated(op)
+
+
 @register("cond_join")
 def cond_join(op: OpShapes) -> Rule:
     """`([],[i,j],[i,j])->([i,j])`: every branch hands over the result's layout."""
