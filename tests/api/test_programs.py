@@ -206,7 +206,7 @@ def test_whether_a_batched_loop_goes_on_is_asked_of_all_pieces_as_planned(mesh_4
 
         return lax.while_loop(lambda c: (jnp.abs(c[0] ** 2 - c[2]) > 1e-3) & (c[1] < 30), body, (x, 0, x))
 
-    numbers = np.linspace(1, 9, 4096).astype(np.float32)
+    numbers = np.linspace(1, 9, 2**22).astype(np.float32)  # too many to have each device do the work of all
     step = jaxplan.auto_shard(
         jax.vmap(rooted), mesh_4x2, constraints={"x": P(("data", "model"))}, hardware="tpu-v5e",
         options={"compare_templates": False},
