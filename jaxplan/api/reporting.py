@@ -54,7 +54,7 @@ def finished_plan(
         unruled_s={primitive: seconds for primitive, (_, seconds) in sorted(unruled.items())},
         tasks=planned_tasks(
             traced.graph, best.found.decision.compute_s, best.checked.collectives, best.sent_s, pipeline.model,
-            best.found.memory.curve,
+            best.found.memory.heap,
         ),
         search=best.name,
         jax_version=jax.__version__,

@@ -44,6 +44,11 @@ class MemoryProfile:
     parts: Mapping[str, int]
     curve: np.ndarray
 
+    @property
+    def heap(self) -> np.ndarray:
+        """`int64[n_ops]`, `curve` and the gaps between buffers that `peak_bytes` counts: they lie there all along."""
+        return np.asarray(self.curve + (self.peak_bytes - self.curve.max(initial=0)))
+
 
 def simulate_memory(
     graph: Graph,

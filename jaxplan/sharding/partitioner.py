@@ -7,8 +7,9 @@ the partitioner's, before the compiler combines, fuses or decomposes collectives
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -299,6 +300,16 @@ _WRITTEN: dict[str, CollectiveKind] = {
 }
 
 
+def _whole(axes: tuple[str, ...], sizes: Mapping[str, int]) -> Iterator[str]:
+    """`axes`, those whose parts are all among them by their own names: ("data:(1)2", "data:(2)2") is "data" of 4."""
+    parts: dict[str, list[str]] = {}
+    for axis in axes:
+        parts.setdefault(axis.partition(":")[0], []).append(axis)
+    for name, own in parts.items():
+        extents = [int(part.rpartition(")")[2]) for part in own if part != name]
+        yield from (name,) if extents and math.prod(extents) == sizes.get(name) else own
+
+
 def _collective(
     visit: Visit, kind: CollectiveKind, axes: tuple[str, ...], size: int, sizes: dict[str, int]
 ) -> Collective:
@@ -306,7 +317,9 @@ def _collective(
     shape, element_type = shape_of(visit.op.results[0])
     return Collective(
         kind=kind,
-        axes=tuple(sorted(axes, key=lambda axis: (order.get(axis.partition(":")[0], -1), axis))),
+        axes=tuple(
+            sorted(_whole(axes, sizes), key=lambda axis: (order.get(axis.partition(":")[0], -1), axis))
+        ),
         bytes=size,
         trips=visit.trips,
         scope=visit.scope,
