@@ -288,7 +288,8 @@ def _in_phase(run: _Run, numbers: Mapping[int, int]) -> _Run:
 def _grouped(run: _Run, numbers: Sequence[int]) -> _Run:
     """The part of a run in which each layer has as many blocks as the next, these together as one block.
 
-    A sum over all parameters is a run of single additions, several of each layer.
+    A sum over all parameters is a run of single additions, several of each layer.  A block of a layer that is nothing
+    to the other runs, amid those that are, has a number below -1 of its own: it stays, and those after it count.
     """
     groups = [(number, len(list(blocks))) for number, blocks in itertools.groupby(numbers)]
     usual = Counter(count for number, count in groups if number >= 0).most_common(1)
@@ -296,11 +297,15 @@ def _grouped(run: _Run, numbers: Sequence[int]) -> _Run:
     best: tuple[int, int, tuple[int, ...]] = (0, 0, ())
     block, first, stretch = 0, 0, list[int]()
     for number, count in [*groups, (-1, 0)]:
-        if number >= 0 and count == size and number not in stretch:
+        if number == -1 and count == size and stretch:
+            stretch.append(-2 - block)
+        elif number >= 0 and count == size and number not in stretch:
             if not stretch:
                 first = block
             stretch.append(number)
         else:
+            while stretch and stretch[-1] < 0:
+                stretch.pop()
             if len(stretch) > best[0]:
                 best = (len(stretch), first, tuple(stretch))
             stretch = []

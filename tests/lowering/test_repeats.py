@@ -6,6 +6,7 @@ import functools
 import importlib
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from jaxplan.api import candidates
 from jaxplan.lowering import check as check_once
 from jaxplan.lowering.check import Checked
 from jaxplan.lowering.listing import listing_of
-from jaxplan.lowering.repeats import Short
+from jaxplan.lowering.repeats import Short, _grouped, _Run
 
 # its front door hides the module behind the function of the same name
 CHECK = importlib.import_module("jaxplan.lowering.check")
@@ -192,3 +193,15 @@ def test_layers_in_the_order_of_their_names_as_text(
     assert agreed and all(agreed)
     (again,) = checks
     assert said(again()) == said(again(shorten=False))
+
+
+def test_a_layer_that_is_nothing_to_the_others_stays_in_its_run_unless_at_an_end() -> None:
+    run = _Run(start=7, period=3, stop=28, numbers=(-1,) * 7)
+    grouped = _grouped(run, [-1, 0, 1, -1, 3, 2, -1])
+    assert (grouped.start, grouped.period) == (10, 3)
+    assert [n for n in grouped.numbers if n >= 0] == [0, 1, 3, 2]
+    assert grouped.numbers[2] < -1
+    # each layer's two blocks are one
+    pairs = _grouped(replace(run, period=1, stop=17), [0, 0, -1, -1, 2, 2, 1, 1, 4, 5])
+    assert pairs.period == 2
+    assert [n for n in pairs.numbers if n >= 0] == [0, 2, 1]
