@@ -116,6 +116,10 @@ bench-quality: $(STAMP) ## Plans and templates of every model as the TPU and GPU
 bench-iopddl: $(STAMP) ## The contest's problems in DATA within its limits (absent files are named)
 	@$(RUN) experiments/iopddl/run.py --data "$(DATA)"
 
+.PHONY: bench-tensoropt
+bench-tensoropt: $(STAMP) ## TensorOpt's experiment: time against devices and memory on V100 nodes, simulated
+	@$(RUN) experiments/tensoropt_frontier/run.py
+
 .PHONY: bench-planning
 bench-planning: $(STAMP) ## Proved gaps on 8 to 512 devices, and what depth costs the search
 	@$(RUN) experiments/planning/run.py --depth

@@ -50,7 +50,7 @@ def curve_picture(curve: Curve) -> str:
     )
     for point in points:
         parts.append(f'<circle cx="{x(point.devices):.1f}" cy="{y(point.step_s):.1f}" r="4" class="dot"/>')
-        mesh = " x ".join(str(size) for _, size in point.axes)
+        mesh = "mesh " + " x ".join(str(size) for _, size in point.axes)
         parts.append(text(x(point.devices) + 7, y(point.step_s) - 16, format_seconds(point.step_s), "name"))
         parts.append(text(x(point.devices) + 7, y(point.step_s) - 3, mesh))
     for one in curve.too_few:

@@ -1,9 +1,9 @@
 """`jaxplan.frontier`: every plan of a step that no other one beats in both time and memory.
 
-First by exact elimination over frontier tables (`search.frontier`); where the problem's graph is too dense for tables,
-by searches under ever other budgets (`search.sweep`).  Either works on what the search prices and on its memory rows;
-each assignment found is then simulated on the whole timeline, resharded copies included, and those that another one
-beats there are dropped.
+First by exact elimination over frontier tables (`search.frontier`); where those would be too wide, stretch by stretch
+over what can still lead there (`search.stretches`), and then by searches under ever other budgets (`search.sweep`).
+All work on what the search prices and on its memory rows; each assignment is then simulated on the whole timeline,
+resharded copies included, and those that another one beats there are dropped.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def frontier(
     Args:
       shapes: the step's arguments, arrays or ShapeDtypeStructs.
       eps: plans whose peaks (or, in a sweep, times) differ by less, relatively, are not parted.
-      time_limit_s: of a sweep; no search begins after it.
+      time_limit_s: no stretch or search begins after it.
       donate_argnums, hardware, constraints, options: as of `auto_shard`.
 
     Raises:
