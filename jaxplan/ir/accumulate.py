@@ -61,7 +61,7 @@ class _Accumulations:
             if len(readers) != 1:
                 return {}
             op = self.graph.ops[readers[0]]
-            if self.graph.values[op.results[0]].shape != shape or op.operands.count(value) != 1:
+            if [self.graph.values[v].shape for v in op.results] != [shape] or op.operands.count(value) != 1:
                 return {}
             position = op.operands.index(value)
             if op.primitive in SUMS:
