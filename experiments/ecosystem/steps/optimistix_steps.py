@@ -7,6 +7,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import lineax
 import optimistix
 
 from .training import Case, array, integers, label_loss, params_step
@@ -24,6 +25,7 @@ def equilibrium() -> Any:
     model = eqx.filter_eval_shape(make, jax.random.key(0))
     params, static = eqx.partition(model, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
     solver = optimistix.FixedPointIteration(rtol=1e-4, atol=1e-4)
+    implicit = optimistix.ImplicitAdjoint(linear_solver=lineax.GMRES(rtol=1e-3, atol=1e-3, max_steps=20))
 
     def loss(params: Any, x: jax.Array, labels: jax.Array) -> jax.Array:
         layer, head = eqx.combine(params, static)
@@ -31,7 +33,9 @@ def equilibrium() -> Any:
         def settled(z: jax.Array, x: jax.Array) -> jax.Array:
             return jnp.tanh(0.5 * jax.vmap(layer)(z) + x)
 
-        found = optimistix.fixed_point(settled, solver, jnp.zeros_like(x), x, max_steps=30, throw=False)
+        found = optimistix.fixed_point(
+            settled, solver, jnp.zeros_like(x), x, adjoint=implicit, max_steps=30, throw=False
+        )
         return label_loss(jax.vmap(head)(found.value), labels)
 
     return params_step(loss, params, array(512, 1024), integers(512))
