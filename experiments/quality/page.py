@@ -88,6 +88,7 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
     yield f"- our own plans, memory: {errors([memory_ratio(row) for row in own])}"
     yield f"- our own plans, bytes sent: {errors([sent_ratio(row) for row in own])}"
     yield f"- all, memory: {errors([memory_ratio(row) for row in rows])}"
+    yield f"- all, bytes sent: {errors([sent_ratio(row) for row in rows])}"
     against = list(rivals(rows))
     if against:
         mean = math.exp(statistics.fmean(math.log(own / other) for _, own, _, other in against))

@@ -39,17 +39,21 @@ def _held(plan: jaxplan.Plan, kind: str) -> float:
 def test_tight_memory_shards_optimizer_state_and_then_parameters() -> None:
     roomy = _gpt_plan(None)
     assert _held(roomy, "parameter") > 0.95
-    assert _held(roomy, "optimizer") == pytest.approx(1 / 8, rel=0.01)
+    assert _held(roomy, "optimizer") < 1 / 4  # small tensors are summed together, cheaper than they are cut
     parameter_bytes = sum(t.bytes for t in roomy.inputs if t.kind == "parameter")
     gathered = sum(c.bytes * c.trips for c in roomy.collectives if c.kind == "all_gather")
-    scattered = sum(c.bytes * c.trips for c in roomy.collectives if c.kind == "reduce_scatter")
-    # ZeRO-1: gradients are scattered, new parameters gathered, each once.
-    assert gathered == pytest.approx(parameter_bytes, rel=0.01)
-    assert scattered == pytest.approx(parameter_bytes, rel=0.01)
+    sums = ("reduce_scatter", "all_reduce")
+    summed = sum(c.bytes * c.trips for c in roomy.collectives if c.kind in sums)
+    whole = sum(c.bytes * c.trips for c in roomy.collectives if c.kind == "all_reduce")
+    # ZeRO-1: gradients are summed and new parameters gathered, each once; but for the head's, of which the embedding is
+    # the transpose: its sum is finished before the loop through the layers
+    tied = next(t.bytes for t in roomy.inputs if t.kind == "parameter" and "token_embedding" in t.path)
+    assert gathered + whole == pytest.approx(parameter_bytes, rel=0.01)
+    assert parameter_bytes <= 1.01 * summed <= 1.02 * (parameter_bytes + tied)
 
     tight = _gpt_plan(int(roomy.cost.peak_bytes - 0.3 * parameter_bytes))
     assert tight.cost.peak_bytes <= tight.budget_bytes
-    assert _held(tight, "optimizer") == pytest.approx(1 / 8, rel=0.01)
+    assert _held(tight, "optimizer") < min(_held(roomy, "optimizer"), 0.15)
     assert _held(tight, "parameter") < 0.7
     # The cut parameters are gathered where they are used, in the forward and again in the backward loop.
     assert sum(c.bytes * c.trips for c in tight.collectives if c.kind == "all_gather") > gathered
