@@ -314,7 +314,6 @@ def _collective(
     visit: Visit, kind: CollectiveKind, axes: tuple[str, ...], size: int, sizes: dict[str, int]
 ) -> Collective:
     order = {name: i for i, name in enumerate(sizes)}
-    axes = _whole_axes(axes, sizes)
     shape, element_type = shape_of(visit.op.results[0])
     return Collective(
         kind=kind,
@@ -327,13 +326,3 @@ def _collective(
         shape=shape,
         dtype=numpy_name(element_type),
     )
-
-
-def _whole_axes(axes: tuple[str, ...], sizes: dict[str, int]) -> tuple[str, ...]:
-    """`axes`, parts that make up all of an axis written as that: "data:(1)2" and "data:(2)2" of 4 are "data"."""
-    parts: dict[str, int] = {}
-    for axis in axes:
-        name, _, part = axis.partition(":")
-        parts[name] = parts.get(name, 1) * (int(part.partition(")")[2]) if part else sizes.get(name, 1))
-    whole = {name for name, size in parts.items() if size == sizes.get(name)}
-    return tuple(dict.fromkeys(name if (name := axis.partition(":")[0]) in whole else axis for axis in axes))
