@@ -370,7 +370,10 @@ def interrupt_after_first_incumbent(monkeypatch: pytest.MonkeyPatch) -> Iterator
             os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(Incumbent, "_record", recording)
+    # A job in a shell's background inherits an interrupt that is ignored.
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
+    signal.signal(signal.SIGINT, inherited)
     assert sent.is_set()
 
 
