@@ -36,9 +36,14 @@ def test_ctrl_c_returns_the_best_so_far() -> None:
     main = threading.main_thread().ident
     assert main is not None
     timer = threading.Timer(3.0, lambda: signal.pthread_kill(main, signal.SIGINT))
-    timer.start()
-    result = solve(problem, time_limit_s=8.0, relative_gap=0.0)
-    timer.cancel()
+    # A job in a shell's background inherits an interrupt that is ignored.
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        timer.start()
+        result = solve(problem, time_limit_s=8.0, relative_gap=0.0)
+    finally:
+        timer.cancel()
+        signal.signal(signal.SIGINT, inherited)
     assert result.termination is Termination.INTERRUPTED
     assert result.wall_s < 6.0
     assert evaluate(problem, result.assignment).feasible
