@@ -14,7 +14,7 @@ from ..errors import ArgumentError, PlanMismatchError
 from ..hardware import CompileTarget
 from ..ir import Traced, trace
 from ..plans import Plan
-from ..search import Allowed, StrategyProblem
+from ..search import Allowed, StrategyProblem, start_solver
 from ..sharding import MeshAxes, registered
 from ..units import parse_bytes
 from .annotations import Said, annotations_of
@@ -130,6 +130,9 @@ class ShardedStep:
         shaped_kwargs = {
             k: v if k in self._static_names else jax.tree.map(shape_of, v) for k, v in kwargs.items()
         }
+        if self._options.plan is None:
+            # It loads beside the trace.
+            start_solver()
         with ambient:
             return trace(
                 self._fn, shaped, shaped_kwargs, static_argnums=tuple(sorted(positions)),

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from ..ir import Traced, trace
-from ..search import Allowed
+from ..search import Allowed, start_solver
 from ..sharding import MeshAxes, registered
 from .annotations import Said, annotations_of
 from .arguments import as_auto_mesh_in_force, collector_paused, outside_any_mesh, shape_of
@@ -83,6 +83,8 @@ class StepOfShapes:
         """The step's program on a target."""
         ambient = as_auto_mesh_in_force()
         shaped = tuple(jax.tree.map(shape_of, shape) for shape in self.shapes)
+        # It loads beside the trace.
+        start_solver()
         with outside_any_mesh(), collector_paused(), ambient:
             return trace(
                 self.fn, shaped, {}, donate_argnums=self.donate_argnums, while_trips=self.options.while_trips,

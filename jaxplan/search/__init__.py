@@ -16,6 +16,7 @@ from .build import build as build
 from .contest import ContestProblem as ContestProblem
 from .contest import read_contest as read_contest
 from .contest import write_contest as write_contest
+from .engine import start_solver as start_solver
 from .evaluate import Evaluation as Evaluation
 from .evaluate import Evaluator as Evaluator
 from .evaluate import evaluate as evaluate

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import math
 import os
@@ -89,6 +90,13 @@ def _linear_program(
     )  # fmt: skip
 
 
+def start_solver() -> None:
+    """Start the solver's process, which takes it half a second, so that it is ready when the first program comes."""
+    # Where it can't be started, whoever has a program for it is told.
+    with contextlib.suppress(SolverError):
+        _process(os.getpid()).start()
+
+
 @functools.cache
 def _process(pid: int) -> _Process:
     """The one solver process of the process `pid`: a fork must not write into its parent's."""
@@ -123,6 +131,11 @@ class _Process:
         if isinstance(answer, str):
             raise SolverError(f"HiGHS failed: {answer}")
         return Solution(**answer)
+
+    def start(self) -> None:
+        """Start the child, unless it runs already."""
+        with self._lock:
+            self._running()
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._child is not None and self._child.poll() is not None:

@@ -10,7 +10,9 @@ This file is run by its path, so that jaxplan, and jax with it, are not imported
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import importlib
 import os
 import pickle
 import sys
@@ -131,4 +133,7 @@ if __name__ == "__main__":
     # What a solver prints must not end up between the answers.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    # Loaded before the first program comes; what can't be loaded is told in answer to that.
+    with contextlib.suppress(ImportError):
+        importlib.import_module("ortools.math_opt.python.mathopt")
     _serve(sys.stdin.buffer, answers)

@@ -15,7 +15,7 @@ import pytest
 
 import jaxplan.search.engine as engine
 from jaxplan.errors import SolverError
-from jaxplan.search.engine import Engine
+from jaxplan.search.engine import Engine, start_solver
 from jaxplan.search.problem import StrategyProblem
 from jaxplan.search.program import OutOfTime, Program
 from tests.search.problems import grid
@@ -54,6 +54,23 @@ def test_the_solver_is_never_imported_beside_the_users_program() -> None:
         text=True,
     )
     assert finished.stdout.strip() == "OPTIMAL []", finished.stderr
+
+
+def test_a_solver_that_was_started_ahead_is_the_one_that_serves(small: Program) -> None:
+    start_solver()
+    ahead = pid()
+    start_solver()
+    assert Engine(deadline=math.inf, seed=0).run(small, unit=1.0).proved
+    assert pid() == ahead
+
+
+def test_a_solver_that_cannot_be_started_is_told_by_who_needs_it(
+    small: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    start_solver()
+    with pytest.raises(SolverError, match="/no/such/python"):
+        Engine(deadline=math.inf, seed=0).run(small, unit=1.0)
 
 
 def test_one_process_serves_many_programs_and_a_killed_one_is_replaced(small: Program) -> None:
