@@ -58,7 +58,7 @@ STRAY = 0.5
 #: ... and it is up to so many growths less thorough.
 STRAY_LESS = 3
 
-#: Windows take as much work as the round before them, twice that after they gained, and half of it after they did not,
+#: Windows take as much work as the round before them, twice that after a gain (as below), half of it after none,
 #: between these shares.
 MOST_SHARE, LEAST_SHARE = 4.0, 0.125
 
@@ -108,8 +108,9 @@ class PricedSearch:
         while since < patience and not self.best.closed(self.relative_gap if relative_gap is None else relative_gap):
             began = time.monotonic()
             if began + took_s > self.deadline:
-                # No round would end in time, but windows do.
-                self._refine(math.inf)
+                # No round would end in time, but windows do, where nothing else comes after.
+                if math.isinf(patience):
+                    self._refine(math.inf)
                 break
             gap_s = self.best.objective_s - self.best.bound_s
             growth = 1.0
@@ -141,10 +142,10 @@ class PricedSearch:
         """Windows of the best so far, until they took so much work, or to the deadline."""
         if self.kept is None:
             return
-        before_s = self.kept_s
+        before_s, gap_s = self.kept_s, max(self.kept_s - self._top_s, 0.0)
         found = self._windows.improve(self.kept, before_s, self._prices(), work, self.deadline)
         self.keep(found.chosen)
-        gained = found.cost_s < before_s
+        gained = before_s - found.cost_s > LEAST_GAIN * gap_s
         self._share = min(2 * self._share, MOST_SHARE) if gained else max(self._share / 2, LEAST_SHARE)
         self._work = 0
 
