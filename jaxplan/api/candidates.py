@@ -57,6 +57,9 @@ FOLD_NODES = 10_000
 RIVAL_NODES = 2000
 """The same for a problem of which nothing has to be proved."""
 
+RIVAL_GAP = 0.01
+"""What a template takes is known within this share: a proof beyond it can take a hundred times the search's time."""
+
 MEMORY_ROUNDS = 6
 """Searches with a tightened limit before giving up on a budget that only the decided layouts overrun."""
 
@@ -232,12 +235,13 @@ class Pipeline:
         return self._smallest(space, found.result) if stubborn and isinstance(found, Nothing) else found
 
     def rival(self, space: Space, pins: Mapping[int, Allowed]) -> Found | Nothing:
-        """The cheapest decision of `space` under `pins` as well, to be compared with its own: no bound is sought.
+        """A decision of `space` under `pins` as well, within `RIVAL_GAP` of the cheapest, to be compared with its own.
 
         Where the problem folds, only plans that treat repeated layers alike are looked among, and the fold is that of
         the search itself.
         """
         values = self._values(pins)
+        limits = self._limits | {"relative_gap": max(self.options.relative_gap, RIVAL_GAP)}
         if len(space.problem.nodes) >= RIVAL_NODES and self.options.fold is not False:
             kept = {
                 space.values[value].node: np.flatnonzero(allowed(space.values[value].places))
@@ -245,7 +249,7 @@ class Pipeline:
             }
 
             def alike(limit: int) -> SearchResult | None:
-                return space.folds.alike(limit, kept, **self._limits)
+                return space.folds.alike(limit, kept, **limits)
 
             if (first := alike(self.budget_bytes)) is not None:
                 return self._within_budget(
@@ -254,7 +258,7 @@ class Pipeline:
         narrow = pinned(space, values)
 
         def exact(limit: int) -> SearchResult:
-            return solve(dataclasses.replace(narrow.problem, limit_bytes=limit), **self._limits)
+            return solve(dataclasses.replace(narrow.problem, limit_bytes=limit), **limits)
 
         return self._within_budget(narrow, exact)
 

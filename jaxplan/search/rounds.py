@@ -59,6 +59,9 @@ FIRST_ASCENT = 50
 #: have this part of the time that is left, before the search goes on.
 SEARCH_PATIENCE, CORES_GAP, EXACT_COLUMNS, CORES_TIME = 8, 0.02, 200_000, 0.4
 
+#: ... but where it is that close it goes on while it gains: its rounds take tenths of a second, exact ones many.
+CLOSE_PATIENCE = 2
+
 #: After so many cores the whole is solved: where nothing is feasible, no core ever tells.
 MOST_CORES = 8
 
@@ -135,6 +138,8 @@ class Rounds:
         search.offer(ascend(dual, self.best, self.relative_gap, deadline, FIRST_ASCENT))
         search.offer(ascend(dual, self.best, self.relative_gap, deadline))
         search.run(patience=SEARCH_PATIENCE, relative_gap=max(CORES_GAP, self.relative_gap))
+        if self.best.closed(CORES_GAP):
+            search.run(patience=CLOSE_PATIENCE)
         if self.best.closed(self.relative_gap):
             return True
         self._reached_s = abs(search.cost_s) or 1.0

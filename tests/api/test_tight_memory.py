@@ -51,10 +51,11 @@ def test_tight_memory_shards_optimizer_state_and_then_parameters() -> None:
     assert gathered + whole == pytest.approx(parameter_bytes, rel=0.01)
     assert parameter_bytes <= 1.01 * summed <= 1.02 * (parameter_bytes + tied)
 
-    tight = _gpt_plan(int(roomy.cost.peak_bytes - 0.3 * parameter_bytes))
+    # Half of this comes of the optimizer state that was whole: the rest has to come of the parameters.
+    tight = _gpt_plan(int(roomy.cost.peak_bytes - 0.6 * parameter_bytes))
     assert tight.cost.peak_bytes <= tight.budget_bytes
     assert _held(tight, "optimizer") < min(_held(roomy, "optimizer"), 0.15)
-    assert _held(tight, "parameter") < 0.95
+    assert _held(tight, "parameter") < 0.7
     # The cut parameters are gathered where they are used, in the forward and again in the backward loop.
     assert sum(c.bytes * c.trips for c in tight.collectives if c.kind == "all_gather") > gathered
     assert tight.cost.step_s >= roomy.cost.step_s
