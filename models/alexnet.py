@@ -6,22 +6,18 @@ As in torchvision: 64 channels in the first convolution, no local response norma
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import linen as nn
 
 from models.training import (
     TINY_ADAM_EPSILON,
     Batch,
-    Metrics,
     State,
     TrainStep,
     adamw,
-    apply_gradients,
-    classification_loss,
+    dropout_step,
     new_state,
     random_images,
 )
@@ -103,22 +99,7 @@ def init_state(config: Config, key: jax.Array) -> State:
 
 def make_train_step(config: Config) -> TrainStep:
     """The step of one batch; metrics: `loss` in nats, `grad_norm`, `accuracy`."""
-    model = AlexNet(config)
-    optimizer = adamw(config.learning_rate, config.adam_epsilon)
-
-    def train_step(state: State, batch: Batch) -> tuple[State, Metrics]:
-        dropout_key = jax.random.fold_in(jax.random.key(0), state["step"])
-
-        def loss_function(params: Any) -> tuple[jax.Array, Metrics]:
-            rngs = {"dropout": dropout_key}
-            logits: Any = model.apply({"params": params}, batch["images"], train=True, rngs=rngs)
-            return classification_loss(logits, batch["labels"])
-
-        (loss, metrics), gradients = jax.value_and_grad(loss_function, has_aux=True)(state["params"])
-        metrics = {"loss": loss, "grad_norm": optax.tree.norm(gradients), **metrics}
-        return apply_gradients(state, gradients, optimizer), metrics
-
-    return train_step
+    return dropout_step(AlexNet(config), adamw(config.learning_rate, config.adam_epsilon))
 
 
 def make_batch(config: Config, key: jax.Array) -> Batch:

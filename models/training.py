@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from flax import linen as nn
 
 State = dict[str, Any]
 Batch = dict[str, jax.Array]
@@ -57,6 +58,24 @@ def gradient_step(loss_function: LossFunction, optimizer: optax.GradientTransfor
         (loss, metrics), gradients = gradient(state["params"], batch)
         metrics = {"loss": loss, "grad_norm": optax.tree.norm(gradients), **metrics}
         return apply_gradients(state, gradients, optimizer), metrics
+
+    return train_step
+
+
+def dropout_step(model: nn.Module, optimizer: optax.GradientTransformation) -> TrainStep:
+    """The train step of an image classifier `model(images, train=True)` with dropout; its metrics and `accuracy`.
+
+    A step draws its own dropout: from the number of the step.
+    """
+
+    def train_step(state: State, batch: Batch) -> tuple[State, Metrics]:
+        rngs = {"dropout": jax.random.fold_in(jax.random.key(0), state["step"])}
+
+        def loss_function(params: Any, batch: Batch) -> tuple[jax.Array, Metrics]:
+            logits: Any = model.apply({"params": params}, batch["images"], train=True, rngs=rngs)
+            return classification_loss(logits, batch["labels"])
+
+        return gradient_step(loss_function, optimizer)(state, batch)
 
     return train_step
 

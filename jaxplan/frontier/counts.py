@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..errors import ArgumentError, InfeasibleError, PlanFileError
+from ..errors import ArgumentError, InfeasibleError
 from ..plans import Plan
 from ..units import format_bytes, format_seconds
-
-SCHEMA_VERSION = 1
+from .document import reading, write_document
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +112,7 @@ class Curve:
     def to_json(self, path: str | os.PathLike[str]) -> None:
         """Write the points, without their plans; the same file for the same curve."""
         document = {
-            "schema_version": SCHEMA_VERSION, "name": self.name, "hardware": self.hardware,
+            "name": self.name, "hardware": self.hardware,
             "memory_bytes": self.memory_bytes,
             "too_few": [[few.devices, few.least_bytes] for few in self.too_few],
             "points": [
@@ -125,7 +123,7 @@ class Curve:
                 for point in self.points
             ],
         }  # fmt: skip
-        Path(path).write_text(json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        write_document(path, document)
 
     @classmethod
     def from_json(cls, path: str | os.PathLike[str]) -> Curve:
@@ -134,12 +132,7 @@ class Curve:
         Raises:
           PlanFileError: the file is no curve, or of another schema.
         """
-        try:
-            document = json.loads(Path(path).read_text(encoding="utf-8"))
-            if document.pop("schema_version") != SCHEMA_VERSION:
-                raise PlanFileError(
-                    f"{os.fspath(path)}: a curve of another schema than {SCHEMA_VERSION}: make it again"
-                )
+        with reading(path, "curve") as document:
             points = tuple(
                 DevicesPoint(
                     **{**row, "axes": tuple((n, s) for n, s in row["axes"]), "tried": tuple(row["tried"])}
@@ -148,10 +141,6 @@ class Curve:
             )
             too_few = tuple(TooFew(devices=n, least_bytes=size) for n, size in document.pop("too_few"))
             return cls(points=points, too_few=too_few, **document)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise PlanFileError(
-                f"{os.fspath(path)}: not a curve that `Curve.to_json` wrote: {error!r}"
-            ) from error
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw the curve as an SVG."""

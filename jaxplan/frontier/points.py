@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..errors import ArgumentError, InfeasibleError, PlanFileError
+from ..errors import ArgumentError, InfeasibleError
 from ..plans import Plan
 from ..units import format_bytes, format_seconds, parse_bytes
-
-SCHEMA_VERSION = 1
+from .document import reading, write_document
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,11 +132,11 @@ class Frontier:
     def to_json(self, path: str | os.PathLike[str]) -> None:
         """Write the points, without their plans; the same file for the same frontier."""
         document = {
-            "schema_version": SCHEMA_VERSION, "name": self.name, "mesh": self.mesh, "hardware": self.hardware,
+            "name": self.name, "mesh": self.mesh, "hardware": self.hardware,
             "memory_bytes": self.memory_bytes, "method": self.method, "eps": self.eps,
             "points": [[point.peak_bytes, point.step_s, point.bound_s] for point in self.points],
         }  # fmt: skip
-        Path(path).write_text(json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        write_document(path, document)
 
     @classmethod
     def from_json(cls, path: str | os.PathLike[str]) -> Frontier:
@@ -147,21 +145,12 @@ class Frontier:
         Raises:
           PlanFileError: the file is no frontier, or of another schema.
         """
-        try:
-            document = json.loads(Path(path).read_text(encoding="utf-8"))
-            if document.pop("schema_version") != SCHEMA_VERSION:
-                raise PlanFileError(
-                    f"{os.fspath(path)}: a frontier of another schema than {SCHEMA_VERSION}: make it again"
-                )
+        with reading(path, "frontier") as document:
             points = tuple(
                 FrontierPoint(peak_bytes=int(size), step_s=float(step_s), bound_s=float(bound_s))
                 for size, step_s, bound_s in document.pop("points")
             )
             return cls(points=points, **document)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise PlanFileError(
-                f"{os.fspath(path)}: not a frontier that `Frontier.to_json` wrote: {error!r}"
-            ) from error
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw the frontier as an SVG."""
