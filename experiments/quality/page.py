@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ordering import errors, kendall
+from pictures import STYLE, Point, beside_templates, predicted_over_compiled
 from timing_tables import timing_rows, timing_table, wall_table
 
 HERE = Path(__file__).parent
@@ -96,16 +97,20 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
         yield f"- our plan over the best template, as compiled: geometric mean {mean:.3f}, worst {worst:.3f}"
 
 
+def templates(rows: Sequence[Row], row: Row) -> dict[str, float]:
+    """The seconds of the templates of a row's case that were priced."""
+    return {
+        other["plan"]: pair[1]
+        for other in rows
+        if other["plan"] != OWN and all(other[k] == row[k] for k in ("case", "target", "mesh", "budget"))
+        if (pair := seconds(other))
+    }
+
+
 def rivals(rows: Sequence[Row]) -> Iterator[tuple[Row, float, str, float]]:
     """(our row, its seconds, the best template's name, its seconds), where enough templates were priced."""
     for row in rows:
-        own = seconds(row) if row["plan"] == OWN else None
-        others = {
-            other["plan"]: pair[1]
-            for other in rows
-            if other["plan"] != OWN and all(other[k] == row[k] for k in ("case", "target", "mesh", "budget"))
-            if (pair := seconds(other))
-        }
+        own, others = seconds(row) if row["plan"] == OWN else None, templates(rows, row)
         if own and len(others) >= _RIVALS:
             best = min(others, key=others.__getitem__)
             yield row, own[1], best, others[best]
@@ -146,46 +151,34 @@ def tables(rows: Sequence[Row]) -> Iterator[str]:
         )
 
 
-def picture(title: str, points: Sequence[tuple[float, float, str]], unit: str) -> str:
-    """Predicted over compiled on logarithmic axes, the diagonal and 10 % to either side."""
-    low = min(min(x, y) for x, y, _ in points) / 1.5
-    span = math.log(max(max(x, y) for x, y, _ in points) * 1.5 / low)
-
-    def at(value: float) -> float:
-        return 360 * math.log(value / low) / span
-
-    marks = "".join(
-        f'<circle cx="{at(made):.1f}" cy="{360 - at(said):.1f}" r="4"><title>{label}: {made:.4g} {unit}, predicted '
-        f"{said:.4g}</title></circle>"
-        for made, said, label in points
-    )
-    lines = "".join(
-        f'<line x1="0" y1="{360 - 360 * math.log(factor) / span:.1f}" x2="360" '
-        f'y2="{-360 * math.log(factor) / span:.1f}" class="{name}"/>'
-        for factor, name in ((1.0, "even"), (1.1, "off"), (1 / 1.1, "off"))
-    )
-    return (
-        f"<figure><figcaption>{title}: predicted ({unit}, up) over compiled (right)</figcaption>"
-        f'<svg viewBox="0 0 360 360" width="420">{lines}{marks}</svg></figure>'
-    )
-
-
 def page(rows: Sequence[Row]) -> str:
     """The pictures, and the summary."""
-    label = [f"{row['case']} {row['target']} {row['mesh']} {row['plan']}" for row in rows]
-    memory = [
-        (row["compiled"]["peak_bytes"] / 1e9, memory_ratio(row) * row["compiled"]["peak_bytes"] / 1e9, name)
-        for row, name in zip(rows, label, strict=True)
+    name = [f"{row['case']} {row['plan']}" for row in rows]
+    memory, sent, timed = [], [], []
+    for row, label in zip(rows, name, strict=True):
+        peak = row["compiled"]["peak_bytes"] / 1e9
+        memory.append(Point(peak, memory_ratio(row) * peak, label, row["target"]))
+        made = sum(c["wire_bytes"] for c in row["compiled"]["collectives"]) / 1e6
+        if made:
+            sent.append(Point(made, sent_ratio(row) * made, label, row["target"]))
+        if pair := seconds(row):
+            timed.append(Point(pair[1] * 1e3, pair[0] * 1e3, label, row["target"]))
+    figures = [predicted_over_compiled("Peak memory of a device", "GB", memory)]
+    figures.append(predicted_over_compiled("Sent by a device in a step", "MB", sent))
+    if timed:
+        figures.append(predicted_over_compiled("Step time, no scale", "ms", timed))
+    cases = [
+        (f"{row['case']}, {row['target']}", own, times)
+        for row in rows
+        if (own := seconds(row)) and row["plan"] == OWN and (times := templates(rows, row))
     ]
-    timed = [(p[1] * 1e3, p[0] * 1e3, n) for p, n in zip(map(seconds, rows), label, strict=True) if p]
-    figures = picture("Memory", memory, "GB") + (picture("Step", timed, "ms") if timed else "")
+    if cases:
+        figures.append(beside_templates("Templates beside our plan", [(c, own[1], times) for c, own, times in cases]))
     said = "".join(f"<li>{line[2:]}</li>" for line in summary(rows))
     return (
         "<!doctype html><meta charset=utf-8><title>Plans as compiled</title>"
-        "<style>body{font:15px sans-serif;margin:2em}"
-        "svg{border:1px solid #bbb;overflow:hidden}circle{fill:#2a6fb0;fill-opacity:.6}.even{stroke:#333}"
-        ".off{stroke:#bbb}figure{display:inline-block}</style><h1>Plans as compiled</h1>"
-        f"<ul>{said}</ul>{figures}"
+        f"<style>body{{font:15px system-ui,sans-serif;margin:2em}}{STYLE}</style><h1>Plans as compiled</h1>"
+        f"{''.join(figures)}<ul>{said}</ul>"
     )
 
 
