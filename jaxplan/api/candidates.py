@@ -348,7 +348,8 @@ class Pipeline:
         return simulate_memory(
             self.traced.graph, axes or self.target.axes, self.crossing.stored, self.kinds,
             decision.values, decision.reads,
-            inside=self.crossing.inside, second_stacks=self.crossing.second_stacks, times=self.crossing.times,
+            inside=self.crossing.inside, second_stacks=self.crossing.second_stacks, fills=self.crossing.fills,
+            times=self.crossing.times,
             waited=self.waited, platform=self.target.profile.kind, whole_sums=self.model.whole_sums,
         )  # fmt: skip
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from ..ir import Graph, Op
 from ..sharding import Rule
+from .fills import Fill, fills
 from .residency import (
     Flow,
     SecondStack,
@@ -61,6 +62,7 @@ class Traffic:
       reads: for every operation, for each operand the bytes that it reads because of it.
       writes: for every operation, for each result the bytes that it writes.
       second_stacks: loops' stacks that are in memory twice.
+      fills: buffers that one kernel fills, see there.
       times: when each operation runs, as the index of an operation.  TPU: what is fused runs as soon as its last
         operand is there, however late it is written (a weight's gradient with the optimizer's arithmetic at the end);
         GPU: products in loops run as late as they can.
@@ -71,6 +73,7 @@ class Traffic:
     reads: tuple[tuple[float, ...], ...]
     writes: tuple[tuple[float, ...], ...]
     second_stacks: tuple[SecondStack, ...]
+    fills: tuple[Fill, ...]
     times: tuple[int, ...]
 
 
@@ -274,6 +277,7 @@ class _Kernels:
             loop_of=self.loop_of,
         )  # fmt: skip
         again = written_again(flow) if self.platform == "gpu" else set()
+        times = self._times(flow)
         for op in self.graph.ops:
             if op.primitive in ("scan_slice", "scan_stack"):
                 read, written = self._stack_traffic(op, again)
@@ -296,7 +300,8 @@ class _Kernels:
             reads=tuple(reads),
             writes=tuple(writes),
             second_stacks=self._second_stacks(flow),
-            times=self._times(flow),
+            fills=fills(flow, times) if self.platform == "gpu" else (),
+            times=times,
         )
 
     def _stack_traffic(self, op: Op, again: set[int]) -> tuple[float, float]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from ..ir import Graph, enclosing_stop, live_intervals, needed_until, settled_values, written_over
 from ..sharding import NONE, UNREDUCED, MeshAxes, reshard_steps
+from .fills import Fill, filled_since
 from .packing import gap_bytes
 from .residency import SecondStack
 from .tiles import device_bytes, tables_copied, tiled_in_rows
@@ -60,6 +61,7 @@ def simulate_memory(
     *,
     inside: Sequence[bool] | None = None,
     second_stacks: Sequence[SecondStack] = (),
+    fills: Sequence[Fill] = (),
     waited: Mapping[int, tuple[int, float]] | None = None,
     times: Sequence[int] | None = None,
     platform: str = "cpu",
@@ -69,7 +71,8 @@ def simulate_memory(
 
     Args:
       stored: for every value whether it is materialised; inside: whether only where it is read in another layout;
-        second_stacks: loops' stacks that are there twice; times: when each operation runs; see `Traffic`.
+        second_stacks: loops' stacks that are there twice; fills: what is filled together; times: when each operation
+        runs; see `Traffic`.
       waited: values that wait behind a loop: until when, and the share of their bytes that they wait in.
       platform: "tpu", "gpu" or "cpu", see `device_bytes`; whole_sums: see `CostModel.whole_sums`.
       kinds: for every input position its kind ("parameter", "optimizer", ...).
@@ -125,6 +128,9 @@ def simulate_memory(
         if value in values and not stored[value]:
             row = after[0] if after else values[value]
             ledger.add("activations", intervals[value].start, stop, math.ceil(share * local(value, row)))
+    since, beside = filled_since(fills, lambda v: _part(values[v]).tobytes() if v in values else None)
+    for value, first, last in beside:
+        ledger.add("activations", first, last, local(value, _part(values[value])))
     producers = graph.producers()
     outputs = set(graph.outputs)
     for value, row in values.items():
@@ -141,8 +147,13 @@ def simulate_memory(
         elif value not in outputs and primitive not in ("carry_init", "scan_stack"):
             stop = min(stop, max([start + 1, *own_reads.get(value, ())]))
         part = "residuals" if primitive == "scan_stack" else "results" if value in outputs else "activations"
-        ledger.add(part, start, stop, local(value, row))
+        ledger.add(part, min(start, since.get(value, start)), stop, local(value, row))
     return ledger.profile(platform)
+
+
+def _part(row: np.ndarray) -> np.ndarray:
+    """The layout of each device's share of a sum that is pending, as of any tensor."""
+    return np.maximum(row, NONE)
 
 
 def _copies(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from .._jax import Literal, as_closed, dtype_bytes, scan_signature
 from .graph import Graph, Loop, Op, Site, Value
@@ -87,7 +88,15 @@ class Flattener:
 
     # -- values -------------------------------------------------------------------------------------------
 
-    def value(self, aval: Any, name: str, site: Site | None = None, *, constant: bool = False) -> int:
+    def value(
+        self,
+        aval: Any,
+        name: str,
+        site: Site | None = None,
+        *,
+        constant: bool = False,
+        number: float | None = None,
+    ) -> int:
         index = len(self.values)
         self.values.append(
             Value(
@@ -98,6 +107,7 @@ class Flattener:
                 name=name,
                 site=site,
                 constant=constant,
+                number=number,
             )
         )
         return index
@@ -111,9 +121,10 @@ class Flattener:
         if not isinstance(atom, Literal):
             return env[atom]
         aval: Any = atom.aval
-        key = (tuple(aval.shape), str(aval.dtype))
+        number = None if aval.shape or not _is_real(aval.dtype) else float(atom.val)
+        key = (tuple(aval.shape), str(aval.dtype), number)
         if key not in self._literals:
-            self._literals[key] = self.value(aval, "literal", constant=True)
+            self._literals[key] = self.value(aval, "literal", constant=True, number=number)
         return self._literals[key]
 
     def emit(
@@ -363,3 +374,7 @@ def live_ops(graph: Graph) -> Graph:
         for x in graph.loops
     )
     return Graph(**fields)
+
+
+def _is_real(dtype: Any) -> bool:
+    return any(jax.dtypes.issubdtype(dtype, kind) for kind in (np.floating, np.integer, np.bool_))

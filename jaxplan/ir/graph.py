@@ -41,7 +41,10 @@ class Site(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Value:
-    """One tensor. `shape` is global; `item_bytes` the size of an element; `site` where it is made (None: input)."""
+    """One tensor. `shape` is global; `item_bytes` the size of an element; `site` where it is made (None: input).
+
+    `number` is what a literal is.
+    """
 
     index: int
     shape: tuple[int, ...]
@@ -50,6 +53,7 @@ class Value:
     name: str
     site: Site | None = None
     constant: bool = False
+    number: float | None = None
 
     @property
     def bytes(self) -> float:

@@ -100,7 +100,8 @@ def price(
     )
     memory = simulate_memory(
         graph, where.axes, crossing.stored, kinds, where.values, where.reads,
-        inside=crossing.inside, second_stacks=crossing.second_stacks, times=crossing.times,
+        inside=crossing.inside, second_stacks=crossing.second_stacks, fills=crossing.fills,
+        times=crossing.times,
         waited=waited_values(traced), platform=model.profile.kind,
         whole_sums=model.whole_sums,
     )  # fmt: skip

@@ -1,0 +1,75 @@
+"""Buffers that XLA for GPU fills together: what one number more or less in the program makes of the peak."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxplan.cost import simulate_memory, traffic
+from jaxplan.ir import Graph, trace
+from jaxplan.search import graph_rules
+
+AXES = (("data", 4), ("model", 2))
+WHOLE = np.array([-1, -1], np.int8)
+TABLE, STEPS, WIDTH = 4096, 16, 512
+
+
+def peak(fn: Callable[..., Any], *shapes: Any, platform: str = "gpu") -> int:
+    """Bytes at the peak with everything replicated."""
+    graph: Graph = trace(fn, shapes, {}).graph
+    crossing = traffic(graph, graph_rules(graph), platform)
+    made = {v.index: WHOLE for v in graph.values if not v.constant}
+    reads = {(op.index, p): WHOLE for op in graph.ops for p, v in enumerate(op.operands) if v in made}
+    return simulate_memory(
+        graph, AXES, crossing.stored, ["batch"] * len(graph.inputs), made, reads, inside=crossing.inside,
+        second_stacks=crossing.second_stacks, fills=crossing.fills, times=crossing.times, platform=platform,
+    ).peak_bytes  # fmt: skip
+
+
+def scattered(otherwise: float) -> Callable[..., Any]:
+    """Rows added up in a table of zeros, and a `where` of the table's shape."""
+
+    def step(table: Any, rows: Any, where: Any) -> Any:
+        gradient = jnp.zeros_like(table).at[where].add(rows)
+        return jnp.where(gradient > table, jax.lax.rsqrt(gradient), otherwise)
+
+    return step
+
+
+def test_zeros_that_are_written_over_are_kept_for_who_reads_them() -> None:
+    shapes = (
+        jax.ShapeDtypeStruct((TABLE, 64), jnp.float32),
+        jax.ShapeDtypeStruct((8, 64), jnp.float32),
+        jax.ShapeDtypeStruct((8,), jnp.int32),
+    )
+    table_bytes = TABLE * 64 * 4
+    assert peak(scattered(0.0), *shapes) - peak(scattered(1.0), *shapes) == table_bytes
+    assert peak(scattered(0.0), *shapes, platform="tpu") == peak(scattered(1.0), *shapes, platform="tpu")
+
+
+def layered(widths: tuple[int, ...]) -> Callable[..., Any]:
+    """Loops one after the other, each stacking what it makes for its sum; the first is dear before them."""
+
+    def step(x: Any) -> Any:
+        total = jnp.zeros(())
+        for width in widths:
+            _, made = jax.lax.scan(lambda c, _, n=width: (c, (c @ c)[:n]), x, None, length=STEPS)
+            total += jnp.cumsum(made, axis=0).max()
+        return total
+
+    return step
+
+
+@pytest.mark.parametrize(("platform", "more"), [("gpu", 1), ("tpu", 0)])
+def test_equal_stacks_of_two_loops_are_there_from_the_first(platform: str, more: int) -> None:
+    """Of unequal shape they are filled one by one."""
+    x = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)
+    stack_bytes = STEPS * WIDTH * WIDTH * 4
+    alike = peak(layered((WIDTH, WIDTH)), x, platform=platform)
+    unlike = peak(layered((WIDTH, WIDTH - 8)), x, platform=platform)
+    assert alike - unlike == pytest.approx(more * stack_bytes, abs=0.02 * stack_bytes)
