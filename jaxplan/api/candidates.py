@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..cost import CostModel, MemoryProfile, simulate_memory, traffic
+from ..cost import CostModel, MemoryProfile, simulate_memory, split_scratch, traffic
 from ..errors import RuleError
 from ..ir import Traced
 from ..lowering import (
@@ -345,10 +345,12 @@ class Pipeline:
 
     def simulate(self, decision: Decision, axes: MeshAxes | None = None) -> MemoryProfile:
         """Memory of one device at the decided layouts; `axes`: of another mesh than the target's."""
+        axes = axes or self.target.axes
         return simulate_memory(
-            self.traced.graph, axes or self.target.axes, self.crossing.stored, self.kinds,
+            self.traced.graph, axes, self.crossing.stored, self.kinds,
             decision.values, decision.reads,
             inside=self.crossing.inside, second_stacks=self.crossing.second_stacks, fills=self.crossing.fills,
+            split_scratch=split_scratch(self.traced.graph, axes, decision.reads, self.target.profile),
             times=self.crossing.times,
             waited=self.waited, platform=self.target.profile.kind, whole_sums=self.model.whole_sums,
         )  # fmt: skip

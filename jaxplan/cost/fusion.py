@@ -63,6 +63,7 @@ class Traffic:
       writes: for every operation, for each result the bytes that it writes.
       second_stacks: loops' stacks that are in memory twice.
       fills: buffers that one kernel fills, see there.
+      producers: for every value the operation that makes it, or -1.
       times: when each operation runs, as the index of an operation.  TPU: what is fused runs as soon as its last
         operand is there, however late it is written (a weight's gradient with the optimizer's arithmetic at the end);
         GPU: products in loops run as late as they can.
@@ -74,6 +75,7 @@ class Traffic:
     writes: tuple[tuple[float, ...], ...]
     second_stacks: tuple[SecondStack, ...]
     fills: tuple[Fill, ...]
+    producers: tuple[int, ...]
     times: tuple[int, ...]
 
 
@@ -301,6 +303,7 @@ class _Kernels:
             writes=tuple(writes),
             second_stacks=self._second_stacks(flow),
             fills=fills(flow, times) if self.platform == "gpu" else (),
+            producers=tuple(self.producers),
             times=times,
         )
 

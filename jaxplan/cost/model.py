@@ -19,6 +19,7 @@ from ..sharding import UNREDUCED, MeshAxes, Rule, Strategies, pieces
 from .collectives import collective_seconds, combined_share
 from .compute import roofline_seconds
 from .fusion import LOOP_EDGES, Traffic, fused
+from .split_k import local_product, part_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,14 +140,23 @@ class CostModel:
             # a fused operation starts no kernel of its own: no floor, only its share of traffic and arithmetic
             vector_s = rule.flops * options.shares / self.profile.vector_flops_per_s
             return np.maximum(self.memory_seconds(local_bytes), vector_s)
+        parts = self._part_bytes(op, options, graph, crossing)
+        local_bytes += parts
         flops = rule.flops * options.shares
         dtype = graph.values[op.operands[0]].dtype if op.operands else "float32"
         dims = None
         if rule.matmul and len(rule.operands) > 1:
             dims = self._dims(rule, options, math.prod(graph.values[op.results[0]].shape))
-        return np.asarray(
-            roofline_seconds(flops, local_bytes, dtype, self.profile, matmul=rule.matmul, dims=dims)
-        )
+        made_s = roofline_seconds(flops, local_bytes, dtype, self.profile, matmul=rule.matmul, dims=dims)
+        return np.asarray(made_s + self.memory_seconds(parts))
+
+    def _part_bytes(self, op: Op, options: Strategies, graph: Graph, crossing: Traffic) -> np.ndarray:
+        """Of a product that is split, bytes of the parts that it writes and a second kernel reads; see `split_k`."""
+        product = None
+        if self.profile.core_count is not None and op.primitive == "dot_general":
+            lhs, rhs = options.operands[:2]
+            product = local_product(graph, op, crossing.producers, lhs, rhs, self.axes)
+        return np.zeros(len(options)) if product is None else part_bytes(product, self.profile)
 
     def memory_seconds(self, local_bytes: np.ndarray) -> np.ndarray:
         """Seconds to read or write that much of one device's memory, of its shape."""

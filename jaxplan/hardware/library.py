@@ -33,7 +33,10 @@ _PROFILE_NUMBERS: dict[str, tuple[type, float, float]] = {
     "hbm_efficiency": (float, 0.0, 1.0),
     "op_overhead_s": (float, 0.0, 1.0),
 }
-_TPU_NUMBERS: dict[str, tuple[type, float, float]] = {"clock_hz": (float, 0.0, _INF)}
+_KIND_NUMBERS: dict[str, dict[str, tuple[type, float, float]]] = {
+    "tpu": {"clock_hz": (float, 0.0, _INF)},
+    "gpu": {"core_count": (int, 0, _INF), "compute_capability": (float, 0.0, _INF)},
+}
 _LINK_NUMBERS: dict[str, tuple[type, float, float]] = {
     "bytes_per_s": (float, 0.0, _INF),
     "efficiency": (float, 0.0, 1.0),
@@ -134,7 +137,7 @@ def _parse(text: str, path: str) -> Profile:
         for key in sorted(set(peaks_table) & set(FLOPS_CLASSES)):
             peaks[key] = reader.number(peaks_table, "peak_flops_per_s.", key, (float, 0.0, _INF))
         reader.left_over(peaks_table, "peak_flops_per_s.", FLOPS_CLASSES)
-    rules = _PROFILE_NUMBERS | (_TPU_NUMBERS if kind == "tpu" else {})
+    rules = _PROFILE_NUMBERS | _KIND_NUMBERS.get(kind, {})
     numbers = {key: reader.number(table, "", key, rule) for key, rule in rules.items()}
     link_tables = table.pop("links", None)
     links: tuple[Link, ...] = ()
@@ -176,7 +179,7 @@ def dump_profile(profile: Profile) -> str:
 
     lines = [f"name = {json.dumps(profile.name)}", f'kind = "{profile.kind}"']
     lines.append(f"device_kinds = {json.dumps(list(profile.device_kinds))}")
-    rules = _PROFILE_NUMBERS | (_TPU_NUMBERS if profile.kind == "tpu" else {})
+    rules = _PROFILE_NUMBERS | _KIND_NUMBERS.get(profile.kind, {})
     lines += [f"{key} = {number(key, getattr(profile, key))}" for key in rules]
     lines += ["", "[peak_flops_per_s]"]
     peaks = profile.peak_flops_per_s

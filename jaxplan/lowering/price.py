@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..cost import CostModel, MemoryProfile, simulate_memory, source_values, traffic
+from ..cost import CostModel, MemoryProfile, simulate_memory, source_values, split_scratch, traffic
 from ..ir import Traced
 from ..plans import Constraint
 from ..sharding import Collective, Layout, Rule, partition
@@ -101,6 +101,7 @@ def price(
     memory = simulate_memory(
         graph, where.axes, crossing.stored, kinds, where.values, where.reads,
         inside=crossing.inside, second_stacks=crossing.second_stacks, fills=crossing.fills,
+        split_scratch=split_scratch(graph, where.axes, where.reads, model.profile),
         times=crossing.times,
         waited=waited_values(traced), platform=model.profile.kind,
         whole_sums=model.whole_sums,

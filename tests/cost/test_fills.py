@@ -53,12 +53,16 @@ def test_zeros_that_are_written_over_are_kept_for_who_reads_them() -> None:
 
 
 def layered(widths: tuple[int, ...]) -> Callable[..., Any]:
-    """Loops one after the other, each stacking what it makes for its sum; the first is dear before them."""
+    """Loops one after the other, each stacking what it makes for its sum."""
 
     def step(x: Any) -> Any:
         total = jnp.zeros(())
         for width in widths:
-            _, made = jax.lax.scan(lambda c, _, n=width: (c, (c @ c)[:n]), x, None, length=STEPS)
+
+            def squares(c: Any, _: None, width: int = width) -> Any:
+                return c, (c @ c)[:width]
+
+            _, made = jax.lax.scan(squares, x, None, length=STEPS)
             total += jnp.cumsum(made, axis=0).max()
         return total
 
@@ -67,9 +71,9 @@ def layered(widths: tuple[int, ...]) -> Callable[..., Any]:
 
 @pytest.mark.parametrize(("platform", "more"), [("gpu", 1), ("tpu", 0)])
 def test_equal_stacks_of_two_loops_are_there_from_the_first(platform: str, more: int) -> None:
-    """Of unequal shape they are filled one by one."""
+    """Of unequal shape each is filled when the loop before its own is done."""
     x = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)
     stack_bytes = STEPS * WIDTH * WIDTH * 4
-    alike = peak(layered((WIDTH, WIDTH)), x, platform=platform)
-    unlike = peak(layered((WIDTH, WIDTH - 8)), x, platform=platform)
-    assert alike - unlike == pytest.approx(more * stack_bytes, abs=0.02 * stack_bytes)
+    alike = peak(layered((WIDTH,) * 3), x, platform=platform)
+    unlike = peak(layered((WIDTH, WIDTH - 8, WIDTH - 16)), x, platform=platform)
+    assert alike - unlike == pytest.approx(more * stack_bytes, abs=0.04 * stack_bytes)

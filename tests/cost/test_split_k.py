@@ -1,0 +1,81 @@
+"""Splitting of products, against a plain transcription of the compiler's rule and what it compiled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import ArrayLike
+
+from jaxplan.cost import split_scratch
+from jaxplan.cost.split_k import Product, part_bytes, split_ways
+from jaxplan.hardware import load_profile
+from jaxplan.ir import trace
+
+H100 = load_profile("h100")
+
+# m, n, k of bf16 products, and in how many parts XLA made them: an LSTM and DLRM, H100, jax 0.10.2.
+COMPILED = [
+    (256, 512, 2048, 8), (512, 367, 2048, 8), (512, 13, 2048, 16), (64, 256, 2048, 16), (16, 64, 2048, 32),
+    (2048, 256, 512, 1), (2048, 512, 367, 1), (2048, 16, 64, 1), (650, 1250, 2240, 2), (650, 650, 2240, 4),
+    (64, 650, 2600, 16), (64, 2600, 650, 4), (2240, 325, 2600, 2), (2240, 2600, 325, 1), (2240, 650, 1250, 1),
+]  # fmt: skip
+
+
+def of(m: ArrayLike, n: ArrayLike, k: ArrayLike, batch: ArrayLike = 1, operand_bytes: float = 2.0) -> Product:
+    batch, m, n, k = (np.asarray(size, np.float64) for size in (batch, m, n, k))
+    return Product(batch, m, n, k, operand_bytes, operand_bytes, 2.0, 4.0)
+
+
+def test_products_are_split_as_xla_compiled_them() -> None:
+    m, n, k, ways = np.array(COMPILED, np.float64).T
+    assert split_ways(of(m, n, k), H100).tolist() == ways.tolist()
+
+
+@given(st.integers(1, 4096), st.integers(1, 4096), st.integers(1, 1 << 20), st.integers(1, 64))
+def test_only_products_that_leave_cores_idle_are_split(m: int, n: int, k: int, batch: int) -> None:
+    ways = float(split_ways(of(m, n, k, batch), H100))
+    tiles = batch * -(-m // 128) * -(-n // 128)
+    covered = tiles * min(m, 128) * min(n, 128) / 128**2
+    assert ways == 1 or covered < (H100.core_count or 0)
+    assert float(part_bytes(of(m, n, k, batch), H100)) == (ways > 1) * ways * batch * m * n * 4
+
+
+@pytest.mark.parametrize("name", ["tpu-v5e", "cpu-host"])
+def test_nobody_else_splits(name: str) -> None:
+    assert float(split_ways(of(64, 64, 1 << 20), load_profile(name))) == 1
+
+
+def test_more_cores_split_no_less() -> None:
+    many = replace(H100, core_count=4 * 132)
+    sizes = of(512, 512, 2.0 ** np.arange(8, 20))
+    assert (split_ways(sizes, many) >= split_ways(sizes, H100)).all()
+
+
+def test_parts_follow_the_layout() -> None:
+    """A gradient's sum over tokens that is cut is a shorter sum; cut results are smaller ones."""
+
+    def gradient(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.einsum("btm,btn->mn", x.astype(jnp.bfloat16), y.astype(jnp.bfloat16))
+
+    shapes = (jax.ShapeDtypeStruct((16, 2048, 512), jnp.float32), jax.ShapeDtypeStruct((16, 2048, 512), jnp.float32))
+    graph = trace(gradient, shapes, {}).graph
+    op = next(op for op in graph.ops if op.primitive == "dot_general")
+    axes = (("data", 4), ("model", 2))
+
+    def parts(*row: int) -> int:
+        rows = np.array(row, np.int8)
+        return split_scratch(graph, axes, {(op.index, 0): rows, (op.index, 1): rows}, H100).get(op.index, 0)
+
+    def whole(m: int, n: int, k: int) -> float:
+        return float(part_bytes(of(m, n, k, operand_bytes=4.0), H100))
+
+    assert parts(-1, -1) == whole(512, 512, 16 * 2048) > 0
+    assert parts(0, -1) == whole(512, 512, 4 * 2048)
+    assert parts(0, 1) == whole(512, 512, 2 * 2048)
+    assert parts(2, -1) == whole(128, 128, 16 * 2048)
