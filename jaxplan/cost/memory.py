@@ -3,9 +3,9 @@
 A tensor takes its padded tiles, see `tiles`.
 
 Counted: arguments (to the end when the caller keeps them or gets their next value back in the same buffer),
-captured constants, every materialised value from where it is made to its last use, residuals stacked by loops
-for their whole loop, and resharded copies from their first to their last reader.  Not counted: values inside one
-fused kernel.
+captured constants, every materialised value from where it is made to its last use, residuals stacked by loops for
+their whole loop, and resharded copies from their first to their last reader, or to the end where a TPU copies what
+it gathered for the next step once more. Not counted: values inside one fused kernel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..sharding import NONE, UNREDUCED, MeshAxes, reshard_steps
 from .fills import Fill, filled_since
 from .packing import gap_bytes
 from .residency import SecondStack
-from .tiles import device_bytes, tables_copied, tiled_in_rows
+from .tiles import device_bytes, gathered_bytes, tables_copied, tiled_in_rows
 
 _SCRATCH = 2
 """How many times the largest summed buffer the TPU's collectives keep for themselves, beside the assigned buffers: 1.3
@@ -147,7 +147,10 @@ def simulate_memory(
         if pending:
             stop = start + 1
         elif value in settled:
-            moved = not np.array_equal(row, values[settled[value]])
+            kept = values[settled[value]]
+            moved = not np.array_equal(row, kept)
+            if platform == "tpu":
+                ledger.add("copies", start, whole, gathered_bytes(graph.values[value], row, kept, axes))
             stop = start + 1 if moved else written_over(intervals, settled[value], start)
         elif value not in outputs and primitive not in ("carry_init", "scan_stack"):
             stop = min(stop, max([start + 1, *own_reads.get(value, ())]))

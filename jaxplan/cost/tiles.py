@@ -1,10 +1,12 @@
 """Bytes of a tensor in a device's memory, padded as XLA for TPU pads.
 
 XLA for TPU lays the last two physical dimensions of a tensor out in tiles of 8 x 128 elements ("Tiled layout",
-openxla.org/xla/tiled_layout) and chooses which dimensions those are.  The choice that pads least is assumed, but for
+openxla.org/xla/tiled_layout) and chooses which dimensions those are. The choice that pads least is assumed, but for
 what is gathered and scattered in whole rows: those lie with the elements of a row side by side, as many lanes as that
-fills.  So do the tables that rows are gathered from and added to, where that pads them little or leaves them small
-(tables and rows of 2 to 64 columns compiled for v5e, jax 0.10.2, libtpu 0.0.42.1).
+fills. So do the tables that rows are gathered from and added to, where that pads them little or leaves them small
+(tables and rows of 2 to 64 columns compiled for v5e, jax 0.10.2, libtpu 0.0.42.1). The result of an all_gather lies
+with the gathered dimension outermost, the others in order: 12 heads of 64 columns in tiles of 16 x 128, 2.7 times
+their bytes (T5's new parameters, gathered for the next step, and those of a GPT block).
 """
 
 from __future__ import annotations
@@ -40,6 +42,36 @@ def device_bytes(
     rank = len(tensor.shape)
     if platform != "tpu" or rank < 2:
         return whole
+    waste = _waste(tensor, places, axes)
+    least = waste.min(axis=(1, 2))
+    if tiling != "any":
+        in_rows = waste[:, rank - 1, rank - 2]
+        kept = (in_rows <= _TABLE_WASTE * least) | (whole * in_rows <= _TABLE_BYTES)
+        least = in_rows if tiling == "rows" else np.where(kept, in_rows, least)
+    return np.asarray(np.ceil(whole * least), np.int64)
+
+
+def gathered_bytes(tensor: Value, before: np.ndarray, after: np.ndarray, axes: MeshAxes) -> int:
+    """Bytes of an all_gather's result on a TPU that has to be copied to where the tensor lies; 0 where it need not be.
+
+    Args:
+      before, after: layout rows; what is gathered is the last dimension that an axis cuts before and not after.
+    """
+    rank = len(tensor.shape)
+    gathered = [int(d) for d, then in zip(before, after, strict=True) if d >= 0 and then != d]
+    if not gathered or rank < 2:
+        return 0
+    waste = _waste(tensor, after[None], axes)[0]
+    dim = max(gathered)
+    order = [dim, *(d for d in range(rank) if d != dim)]
+    if dim == 0 and waste[rank - 1, rank - 2] == waste.min():
+        return 0
+    return int(np.ceil(tensor.bytes / pieces(after[None], axes)[0] * waste[order[-1], order[-2]]))
+
+
+def _waste(tensor: Value, places: np.ndarray, axes: MeshAxes) -> np.ndarray:
+    """`float64[n, rank, rank]`: how many times its bytes a tensor takes with these dimensions in lanes and in rows."""
+    rank = len(tensor.shape)
     local = np.broadcast_to(np.array(tensor.shape, np.float64), (len(places), rank)).copy()
     for axis, (_, size) in enumerate(axes):
         cut = np.flatnonzero(places[:, axis] >= 0)
@@ -50,12 +82,7 @@ def device_bytes(
     rows = np.where(local > 4, np.ceil(local / _SUBLANES) * _SUBLANES, 2 ** np.ceil(np.log2(local))) / local
     waste = lanes[:, :, None] * rows[:, None, :]
     waste[:, range(rank), range(rank)] = np.inf
-    least = waste.min(axis=(1, 2))
-    if tiling != "any":
-        in_rows = waste[:, rank - 1, rank - 2]
-        kept = (in_rows <= _TABLE_WASTE * least) | (whole * in_rows <= _TABLE_BYTES)
-        least = in_rows if tiling == "rows" else np.where(kept, in_rows, least)
-    return np.asarray(np.ceil(whole * least), np.int64)
+    return np.asarray(waste)
 
 
 def tiled_in_rows(graph: Graph) -> dict[int, Tiling]:

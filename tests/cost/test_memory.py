@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxplan.cost import MemoryProfile, device_bytes, simulate_memory, traffic
+from jaxplan.cost.tiles import gathered_bytes
 from jaxplan.ir import Graph, Value, trace
 from jaxplan.search import graph_rules
 from jaxplan.sharding import all_places
@@ -271,3 +272,42 @@ def test_gathered_rows_and_small_tables_lie_row_by_row_on_tpu() -> None:
     assert peak(small, rows, "tpu") > padded + 16 * small * 32
     # a copy of the large table in rows would take 512 MB
     assert padded < peak(large, rows, "tpu") - large * 32 < 2 * padded
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim", "compiled"),
+    [
+        ((12, 768, 12, 64), 1, 75_497_472),
+        ((12, 12, 64, 768), 3, 75_497_472),
+        ((8, 1024, 4096), 0, 0),
+        ((8192, 1024), 0, 0),
+    ],
+)
+def test_what_a_tpu_gathers_elsewhere_than_outermost_is_copied(
+    shape: tuple[int, ...], dim: int, compiled: int
+) -> None:
+    """Sizes are buffers of T5 and of a GPT block compiled for v5e; 0: the result itself."""
+    tensor = Value(index=0, shape=shape, dtype="float32", item_bytes=4.0, name="w")
+    before = np.array([dim, dim], np.int8)
+    assert gathered_bytes(tensor, before, WHOLE, AXES) == compiled
+    assert gathered_bytes(tensor, WHOLE, WHOLE, AXES) == 0
+
+
+def test_a_new_parameter_gathered_in_another_order_waits_for_the_end_on_tpu() -> None:
+    def step(state: dict[str, Any], x: Any) -> Any:
+        new = state["w"] - x
+        return {"w": new}, jnp.cumsum(x, axis=0).sum()
+
+    graph = trace(step, ({"w": square(128)}, square(128)), {}, donate_argnums=(0,)).graph
+    (settled,) = [graph.outputs[o] for _, o in graph.aliases]
+    stored = traffic(graph, graph_rules(graph), "tpu").stored
+
+    def last(row: np.ndarray, platform: str) -> int:
+        made = {v.index: WHOLE for v in graph.values if not v.constant} | {settled: row}
+        reads = {(op.index, p): made[v] for op in graph.ops for p, v in enumerate(op.operands) if v in made}
+        found = simulate_memory(graph, AXES, stored, ["batch"] * 2, made, reads, platform=platform)
+        return int(found.curve[-1])
+
+    rows, columns = np.array([0, -1], np.int8), np.array([1, -1], np.int8)
+    assert last(columns, "tpu") - last(rows, "tpu") == 128 * 128 * 4
+    assert last(columns, "gpu") == last(rows, "gpu")
