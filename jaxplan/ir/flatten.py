@@ -81,6 +81,7 @@ class Flattener:
         self.values: list[Value] = []
         self.ops: list[Op] = []
         self.loops: list[Loop] = []
+        self.invariants: list[tuple[int, Site]] = []
         self.constants: list[int] = []
         self.assumptions: list[str] = []
         self.while_trips = while_trips
@@ -225,6 +226,9 @@ class Flattener:
                     "carry_next", {}, [after, carry], [], trips=trips, source=source, sites=[site, site]
                 )
 
+    def _invariant(self, values: Sequence[int], inner: tuple[int, ...]) -> None:
+        self.invariants += [(value, Site(inner, "enter", -1, i)) for i, value in enumerate(values)]
+
     def _scan(
         self, eqn: Any, position: int, operands: list[int], frame: tuple[int, ...], trips: float
     ) -> list[int]:
@@ -253,6 +257,7 @@ class Flattener:
             self.emit("scan_slice", {}, [operand], [piece], trips=inside, source=source,
                       sites=[Site(frame, "operand", position, first_xs + i)])  # fmt: skip
             slices.append(piece)
+        self._invariant(operands[:n_consts], inner)
         results = self.walk(jaxpr, consts, operands[:n_consts] + carries + slices, inner, inside)
         self._carry_next(results[:n_carry], carries, inner, inside, source)
         stacks = []
@@ -303,6 +308,7 @@ class Flattener:
             every, again = again, self.value(jax.ShapeDtypeStruct((), bool), "any")
             self.emit("while_any", {}, [every], [again], trips=inside, source=source, sites=sites)
         self.emit("while_test", {}, [again], [], trips=inside, source=source, sites=sites)
+        self._invariant(operands[n_cond:first], inner)
         nexts = self.walk(body, body_consts, operands[n_cond:first] + carries, inner, inside)
         self._carry_next(nexts, carries, inner, inside, source)
         self.loops[loop] = Loop(start=start, stop=len(self.ops), trips=length, kind="while", source=source)

@@ -111,6 +111,7 @@ class Graph:
       constants: values captured by the step (their bytes count in memory), indices.
       donated: input positions whose buffer XLA may reuse.
       loops: all loops, outer before inner.
+      invariants: (value, where it enters a loop's body): values that loops read and don't change.
       assumptions: what had to be assumed (a `while`'s trip count), in words.
     """
 
@@ -125,6 +126,7 @@ class Graph:
     constants: tuple[int, ...] = ()
     donated: frozenset[int] = frozenset()
     loops: tuple[Loop, ...] = ()
+    invariants: tuple[tuple[int, Site], ...] = ()
     assumptions: tuple[str, ...] = field(default=())
 
     def verify(self) -> None:

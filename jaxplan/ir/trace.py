@@ -168,6 +168,7 @@ def _flatten(
             constants=tuple(flattener.constants),
             donated=donated,
             loops=tuple(flattener.loops),
+            invariants=tuple(flattener.invariants),
             assumptions=tuple(flattener.assumptions),
         )
     )

@@ -4,14 +4,15 @@ No plan is returned unchecked: the planned step is lowered, Shardy's own passes 
 its collectives, and those are what the plan reports.  A layout that differs without communicating is the
 partitioner's good right; one that costs a collective is pinned.  So is one that cuts what a rule keeps whole: Shardy
 cuts slices, pads and windows where it likes and leaves it to XLA to exchange their edges, which is communication that
-no pass shows, and which XLA gets wrong where pieces are uneven.
+no pass shows, and which XLA gets wrong where pieces are uneven.  What a loop reads and doesn't change has one layout
+inside of it, which propagation takes from any of its readers: it is pinned where others then have to bring it back.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,7 +31,7 @@ from ..sharding import (
     partition,
     reshard_steps,
 )
-from .constrain import finished, pin_values
+from .constrain import finished, pin_entries, pin_values
 from .jit import SCOPE, lower_flat
 from .listing import listing_of
 from .order import Orders
@@ -38,6 +39,9 @@ from .repeats import Short, shortened
 
 _SCOPED = re.compile(rf"\b{SCOPE}(\d+)\b")
 _INSIDE = re.compile(rf"\b{SCOPE}_in(\d+)\b")
+
+OTHERWISE = 2.0
+"""Where the decision moves something, the partitioner may move so many times its bytes in another way."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +51,9 @@ class Checked:
     Attributes:
       constraints: all pins, those added here included.
       collectives: what the partitioner inserts, with the operation of each (-1: unknown).
-      unplanned: those of the collectives that the decision has neither at that operation nor, of the same kind,
-        axes and bytes, anywhere (the partitioner may reshard one fused operation earlier or later).
+      unplanned: those of the collectives that the decision has neither at that operation, of another kind but not much
+        larger, nor of the same kind, axes and bytes anywhere (the partitioner may reshard one fused operation earlier
+        or later).
       differing: values whose layout still differs from the decision, with the layout found.
       rounds: how often the step was lowered.
     """
@@ -109,17 +114,19 @@ def check(
             at_fault = _around(graph, {op for c, op in collectives if c.kind != "all_slice"})
             at_fault |= _cut_though_whole(graph, rules, differing)
             fresh = [v for v in differing if v in at_fault and graph.values[v].site not in pinned]
-            if not fresh or round_number == max_rounds:
+            unplanned = tuple(
+                (c, op)
+                for c, op in collectives
+                if c.kind != "all_slice"
+                and c.bytes > OTHERWISE * expected.get(op, 0.0)
+                and (c.kind, frozenset(c.axes), c.bytes) not in moves
+            )
+            entries = _entered(graph, values, reads, {op for _, op in unplanned})
+            entries = [(v, site) for v, site in entries if site not in pinned]
+            if not (fresh or entries) or round_number == max_rounds:
                 break
-            found += pin_values(graph, values, fresh, orders)
-            pinned |= {graph.values[v].site for v in fresh}
-        unplanned = tuple(
-            (c, op)
-            for c, op in collectives
-            if c.kind != "all_slice"
-            and op not in expected
-            and (c.kind, frozenset(c.axes), c.bytes) not in moves
-        )
+            found += pin_values(graph, values, fresh, orders) + pin_entries(graph, values, entries, orders)
+            pinned |= {graph.values[v].site for v in fresh} | {site for _, site in entries}
         return Checked(
             constraints=found,
             collectives=tuple(collectives),
@@ -171,19 +178,49 @@ def _communicating(
     axes: MeshAxes,
     values: Mapping[int, np.ndarray],
     reads: Mapping[tuple[int, int], np.ndarray],
-) -> tuple[set[int], set[tuple[str, frozenset[str], int]]]:
-    """Operations at which the decision itself communicates, and its moves: (kind, axes, bytes)."""
+) -> tuple[dict[int, float], set[tuple[str, frozenset[str], int]]]:
+    """The most bytes that the decision itself moves at an operation, and its moves: (kind, axes, bytes)."""
     producers = graph.producers()
-    found = {producers[v] for v, row in values.items() if (row == UNREDUCED).any()}
-    found |= {producers[v] for v in graph.outputs}
+    found: dict[int, float] = {}
+    whole = [v for v, row in values.items() if (row == UNREDUCED).any()]
+    for value in (*whole, *graph.outputs):
+        found[producers[value]] = max(found.get(producers[value], 0.0), graph.values[value].bytes)
     moves = set()
     for (op, position), row in reads.items():
         value = graph.ops[op].operands[position]
         if value in values and not np.array_equal(values[value], row):
-            found |= {op, producers[value]}
-            for step in reshard_steps(values[value], row, graph.values[value].bytes, axes):
-                moves.add((step.kind, frozenset(step.axes), int(step.bytes)))
+            steps = reshard_steps(values[value], row, graph.values[value].bytes, axes)
+            sent = max((step.bytes for step in steps if step.kind != "all_slice"), default=0.0)
+            for end in (op, producers[value]):
+                found[end] = max(found.get(end, 0.0), sent)
+            moves |= {(step.kind, frozenset(step.axes), int(step.bytes)) for step in steps}
     return found, moves
+
+
+def _entered(
+    graph: Graph,
+    values: Mapping[int, np.ndarray],
+    reads: Mapping[tuple[int, int], np.ndarray],
+    ops: Collection[int],
+) -> list[tuple[int, Site]]:
+    """Of the loops around any of `ops`, what they don't change and read in another layout, with where it enters."""
+    if not graph.invariants or not ops:
+        return []
+    around = [graph.ops[op].sites[0].frame for op in ops if op >= 0 and graph.ops[op].sites]
+    moved: dict[int, list[tuple[int, ...]]] = {}
+    for (op, position), row in reads.items():
+        value = graph.ops[op].operands[position]
+        if value in values and not np.array_equal(values[value], row):
+            moved.setdefault(value, []).append(graph.ops[op].sites[position].frame)
+    return [
+        (value, site)
+        for value, site in graph.invariants
+        if any(_inside(frame, site) for frame in around) and any(_inside(frame, site) for frame in moved.get(value, ()))
+    ]
+
+
+def _inside(frame: tuple[int, ...], entry: Site) -> bool:
+    return frame[: len(entry.frame)] == entry.frame
 
 
 def _asking(scope: str) -> int:

@@ -161,3 +161,22 @@ def pin_values(
                 )
             )
     return tuple(pins)
+
+
+def pin_entries(
+    graph: Graph, values: Mapping[int, np.ndarray], entries: Iterable[tuple[int, Site]], orders: Orders
+) -> tuple[Constraint, ...]:
+    """Pins on values where they enter a loop that doesn't change them."""
+    producers = graph.producers()
+    found: list[Constraint] = []
+    for value, site in entries:
+        shape, maker = graph.values[value].shape, producers[value]
+        if shape:
+            layout = orders.layout("value", value, 0, finished(values[value]), len(shape))
+            source, primitive = ("", "argument") if maker < 0 else (graph.ops[maker].source, graph.ops[maker].primitive)
+            found.append(
+                Constraint(
+                    site=site, layout=layout, source=source, primitive=primitive, shape=shape, why="propagation"
+                )
+            )
+    return tuple(found)
