@@ -118,7 +118,7 @@ def _fold(
 ) -> float:
     """Solve the tied problem of a quotient and bound the original; the cost of the tied optimum, inf without one."""
     left_s = None if math.isinf(deadline) else max(deadline - time.monotonic(), 0.0)
-    found = ilp.solve_with_room(
+    found, limited = ilp.solve_with_room(
         tied.problem, time_limit_s=left_s, relative_gap=relative_gap / 2, seed=seed, matrices=quotient.matrices
     )
     if not found.assignment:
@@ -127,7 +127,8 @@ def _fold(
     best.offer(alike, found.objective_s)
     good = max(relative_gap, GOOD_GAP)
     ascend(LiftedAscent(quotient), best, good, deadline)
-    if not best.closed(good) and time.monotonic() < deadline:
+    # memory that has no say is worth nothing
+    if limited and not best.closed(good) and time.monotonic() < deadline:
         prices_s = _prices(tied, found, deadline)
         if prices_s:
             ascend(LiftedAscent(quotient, prices_s), best, good, deadline)

@@ -73,7 +73,7 @@ class Folds:
         tied = tied and narrowed(tied, kept or {})
         if tied is None:
             return None
-        found = ilp.solve_with_room(
+        found, _ = ilp.solve_with_room(
             tied.problem, time_limit_s=time_limit_s, relative_gap=relative_gap, seed=seed,
             matrices=self.matrices,
         )

@@ -74,18 +74,19 @@ def solve(
 def solve_with_room(
     problem: StrategyProblem, *, time_limit_s: float | None = None, relative_gap: float = 1e-4, seed: int = 0,
     matrices: Matrices | None = None,
-) -> SearchResult:  # fmt: skip
+) -> tuple[SearchResult, bool]:  # fmt: skip
     """`solve`, first without the limit: an optimum that keeps it all the same is one within it, and soon found.
 
-    For problems of which most have room to spare: whatever the peaks have a say in reduces less.
+    For problems of which most have room to spare: whatever the peaks have a say in reduces less.  Returns the result,
+    and whether the limit had a say in it.
     """
     search = functools.partial(solve, relative_gap=relative_gap, seed=seed, matrices=matrices)
     if problem.limit_bytes is None:
-        return search(problem, time_limit_s=time_limit_s)
+        return search(problem, time_limit_s=time_limit_s), False
     free = search(replace(problem, limit_bytes=None), time_limit_s=time_limit_s)
     if free.assignment and free.peak_bytes <= problem.limit_bytes:
-        return free
+        return free, False
     if free.termination is Termination.INTERRUPTED:
-        return replace(free, assignment=())
+        return replace(free, assignment=()), True
     left_s = None if time_limit_s is None else max(time_limit_s - free.wall_s, 0.0)
-    return search(problem, time_limit_s=left_s)
+    return search(problem, time_limit_s=left_s), True
