@@ -11,6 +11,7 @@ from .candidates import Pipeline as Pipeline
 from .devices import AUTO as AUTO
 from .devices import Devices as Devices
 from .devices import devices_of as devices_of
+from .kinds import input_kinds as input_kinds
 from .mesh_search import MeshSearch as MeshSearch
 from .mesh_search import MeshTrial as MeshTrial
 from .mesh_search import best_plan as best_plan
@@ -27,4 +28,3 @@ from .prepare import prepared as prepared
 from .prepare import step_of_shapes as step_of_shapes
 from .reporting import finished_plan as finished_plan
 from .simulating import simulated_choices as simulated_choices
-from .templates import input_kinds as input_kinds

@@ -41,9 +41,10 @@ from ..search import (
     tradeoff,
 )
 from ..sharding import Layout, MeshAxes
+from .kinds import input_kinds
 from .meshes import Target
 from .options import TEMPLATES, Options
-from .templates import input_kinds, template_pins
+from .templates import template_pins
 
 NEAR = 1.02
 """A peak this much over the least is as good to tell a user, and leaves room for a sensible plan."""

@@ -1,6 +1,6 @@
 """The hand-written plans that experts use, as pins on arguments; the rest is left to the search.
 
-They say what is the batch and what is state by data flow, never by name.
+What is the batch and what is state they take from `kinds`.
 """
 
 from __future__ import annotations
@@ -11,50 +11,7 @@ import numpy as np
 
 from ..ir import Graph
 from ..search import Allowed
-from ..sharding import MeshAxes, Rule
-
-
-def input_kinds(graph: Graph, rules: Sequence[Rule]) -> tuple[str, ...]:
-    """For every input: "parameter", "optimizer", "state" or "batch".
-
-    State comes back as a result.  A parameter is floating-point state that reaches a matrix product and, where the step
-    returns more than state (a loss), reaches that too: momentum that is orthogonalised or projected meets matrix
-    products, but no loss depends on it.  What only reaches the next state (moments, averages) is optimizer state.
-    """
-    to_products = _reaching(graph, (), [rule.matmul for rule in rules])
-    nowhere = [False] * len(graph.ops)
-    is_state = {o for _, o in graph.aliases}
-    to_results = _reaching(graph, [v for o, v in enumerate(graph.outputs) if o not in is_state], nowhere)
-    if not any(to_results[graph.inputs[i]] for i, _ in graph.aliases):
-        to_results = [True] * len(graph.values)
-    reaches = [product and result for product, result in zip(to_products, to_results, strict=True)]
-    comes_back = {i for i, _ in graph.aliases}
-    kinds = []
-    for position, value in enumerate(graph.inputs):
-        tensor = graph.values[value]
-        if position not in comes_back:
-            kinds.append("batch")
-        elif "float" not in tensor.dtype:
-            kinds.append("state")
-        else:
-            kinds.append("parameter" if reaches[value] else "optimizer")
-    return tuple(kinds)
-
-
-def _reaching(graph: Graph, ends: Sequence[int], ending: Sequence[bool]) -> list[bool]:
-    """For every value: whether one of the values `ends`, or an operation that is `ending`, depends on it."""
-    reaches = [False] * len(graph.values)
-    for value in ends:
-        reaches[value] = True
-    for _ in range(2):  # twice: a loop's carry is read before its next value is made
-        for op, is_end in zip(reversed(graph.ops), reversed(ending), strict=True):
-            onward = is_end or any(reaches[v] for v in op.results)
-            if op.primitive == "carry_next":
-                onward = reaches[op.operands[1]]
-            if onward:
-                for value in op.operands:
-                    reaches[value] = True
-    return reaches
+from ..sharding import MeshAxes
 
 
 def template_pins(name: str, graph: Graph, kinds: Sequence[str], axes: MeshAxes) -> dict[int, Allowed] | None:
@@ -66,6 +23,8 @@ def template_pins(name: str, graph: Graph, kinds: Sequence[str], axes: MeshAxes)
     - megatron: the batch cut over all axes but the last (of those longer than 1), parameters and their optimizer
       state over the last.
     - tensor_fsdp: the batch as in megatron, all state cut over all axes.
+
+    State that is neither parameters nor an optimizer's (counters, caches) lies as the search likes.
     """
     every = [a for a, (_, size) in enumerate(axes) if size > 1]
     if name == "tensor_fsdp" and len(every) == 1:
@@ -76,6 +35,8 @@ def template_pins(name: str, graph: Graph, kinds: Sequence[str], axes: MeshAxes)
     for position, kind in enumerate(kinds):
         if kind == "batch":
             pins[position] = _leading(outer, len(axes))
+        elif kind == "state":
+            continue
         elif name == "data" or (name == "zero1" and kind == "parameter"):
             pins[position] = _within([], len(axes))
         elif name == "megatron":

@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from optax import contrib
 
 import jaxplan
-from jaxplan.api.templates import input_kinds
+from jaxplan.api.kinds import input_kinds
 from jaxplan.ir import trace
 from jaxplan.search import graph_rules
 

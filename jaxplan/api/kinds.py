@@ -1,0 +1,107 @@
+"""What the inputs of a step are: parameters, optimizer state, other state, the batch; by data flow, never by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..ir import Graph
+from ..sharding import Rule
+
+EVERY = 0.999
+"""A dimension that runs through so much of the products' arithmetic runs through all of them."""
+
+
+def input_kinds(graph: Graph, rules: Sequence[Rule]) -> tuple[str, ...]:
+    """For every input: "parameter", "optimizer", "state" or "batch".
+
+    State comes back as a result.  A parameter is floating-point state that reaches a matrix product and, where the step
+    returns more than state (a loss), reaches that too: momentum that is orthogonalised or projected meets matrix
+    products, but no loss depends on it.  What only reaches the next state (moments, averages) is optimizer state.
+
+    A step that only reads its parameters (it predicts, it generates) has a batch dimension in the result of every
+    product: floating-point inputs that meet products and don't have it are parameters, what has it and comes back (a
+    cache) is state.  Gradients sum that dimension away: of a step with gradients nothing is told so.
+    """
+    to_products = _reaching(graph, (), [rule.matmul for rule in rules])
+    nowhere = [False] * len(graph.ops)
+    is_state = {o for _, o in graph.aliases}
+    to_results = _reaching(graph, [v for o, v in enumerate(graph.outputs) if o not in is_state], nowhere)
+    if not any(to_results[graph.inputs[i]] for i, _ in graph.aliases):
+        to_results = [True] * len(graph.values)
+    reaches = [product and result for product, result in zip(to_products, to_results, strict=True)]
+    comes_back = {i for i, _ in graph.aliases}
+    weights = [
+        "float" in graph.values[value].dtype and reaches[value] and position not in comes_back
+        for position, value in enumerate(graph.inputs)
+    ]
+    batched = _batched(graph, rules) if any(weights) else set()
+    kinds = []
+    for position, value in enumerate(graph.inputs):
+        tensor = graph.values[value]
+        if position not in comes_back:
+            kinds.append("parameter" if weights[position] and batched and value not in batched else "batch")
+        elif "float" not in tensor.dtype or (reaches[value] and value in batched):
+            kinds.append("state")
+        else:
+            kinds.append("parameter" if reaches[value] else "optimizer")
+    return tuple(kinds)
+
+
+def _batched(graph: Graph, rules: Sequence[Rule]) -> set[int]:
+    """The inputs with a dimension that every product's result has and none sums away; empty where there is none.
+
+    Dimensions of several factors go with the first of them: a batch is merged as the major one.
+    """
+    first = [0]
+    for tensor in graph.values:
+        first.append(first[-1] + len(tensor.shape))
+    root = list(range(first[-1]))
+
+    def find(dim: int) -> int:
+        while root[dim] != dim:
+            root[dim] = root[root[dim]]
+            dim = root[dim]
+        return dim
+
+    summed: list[tuple[int, float]] = []
+    kept: list[tuple[tuple[int, ...], float]] = []
+    for op, rule in zip(graph.ops, rules, strict=True):
+        met: dict[int, int] = {}
+        for values, sides in ((op.operands, rule.operands), (op.results, rule.results)):
+            for value, factors in zip(values, sides, strict=True):
+                for dim, names in enumerate(factors):
+                    if names:
+                        place = first[value] + dim
+                        root[find(place)] = find(met.setdefault(names[0], place))
+        if rule.matmul:
+            flops = rule.flops * op.trips
+            result = op.results[0]
+            kept.append((tuple(range(first[result], first[result + 1])), flops))
+            summed += [(met[factor], flops) for factor in rule.reduction if factor in met]
+    share: dict[int, float] = {}
+    for dims, flops in kept:
+        for group in {find(dim) for dim in dims}:
+            share[group] = share.get(group, 0.0) + flops
+    for dim, flops in summed:
+        if find(dim) in share:
+            share[find(dim)] -= flops
+    every = {group for group, flops in share.items() if flops >= EVERY * sum(flops for _, flops in kept)}
+    return {
+        value for value in graph.inputs if any(find(dim) in every for dim in range(first[value], first[value + 1]))
+    }
+
+
+def _reaching(graph: Graph, ends: Sequence[int], ending: Sequence[bool]) -> list[bool]:
+    """For every value: whether one of the values `ends`, or an operation that is `ending`, depends on it."""
+    reaches = [False] * len(graph.values)
+    for value in ends:
+        reaches[value] = True
+    for _ in range(2):  # twice: a loop's carry is read before its next value is made
+        for op, is_end in zip(reversed(graph.ops), reversed(ending), strict=True):
+            onward = is_end or any(reaches[v] for v in op.results)
+            if op.primitive == "carry_next":
+                onward = reaches[op.operands[1]]
+            if onward:
+                for value in op.operands:
+                    reaches[value] = True
+    return reaches
