@@ -134,6 +134,10 @@ class CostModel:
         for size, places in zip(sizes, (*options.operands, *options.results), strict=True):
             if size:
                 local_bytes += size / pieces(places, self.axes)
+        for halo in rule.halos:  # the piece and its edges are joined in a buffer of their own
+            cut = (options.factors == halo.factor).any(axis=1) & bool(halo.widths)
+            size = graph.values[op.operands[halo.operand]].bytes
+            local_bytes += np.where(cut, 2 * size / pieces(options.operands[halo.operand], self.axes), 0.0)
         if op.primitive in LOOP_EDGES:
             return self.memory_seconds(local_bytes)
         if fused(op, rule):
@@ -157,6 +161,22 @@ class CostModel:
             lhs, rhs = options.operands[:2]
             product = local_product(graph, op, crossing.producers, lhs, rhs, self.axes)
         return np.zeros(len(options)) if product is None else part_bytes(product, self.profile)
+
+    def halo_seconds(self, rule: Rule, options: Strategies, operand_bytes: Sequence[float]) -> np.ndarray:
+        """`float64[n]`: exposed seconds in which devices exchange edges in one run; see `sharding.Halo`."""
+        seconds = np.zeros(len(options))
+        sizes = np.array([size for _, size in self.axes])
+        for halo in rule.halos:
+            cut = (options.factors == halo.factor) & (sizes > 1)
+            local = operand_bytes[halo.operand] / pieces(options.operands[halo.operand], self.axes)
+            element = local * np.where(cut, sizes, 1).prod(axis=1) / halo.extent
+            for row in np.unique(cut, axis=0):
+                over = tuple(int(i) for i in np.flatnonzero(row))
+                if over:
+                    rows = (cut == row).all(axis=1)
+                    for width in halo.widths:
+                        seconds += rows * self.collective("collective_permute", element * width, over)
+        return seconds
 
     def memory_seconds(self, local_bytes: np.ndarray) -> np.ndarray:
         """Seconds to read or write that much of one device's memory, of its shape."""

@@ -91,7 +91,7 @@ def check(
       shorten: ask about some of many equal blocks, see `repeats`.
     """
     graph = traced.graph
-    expected, moves = _communicating(graph, axes, values, reads)
+    expected, moves = _communicating(graph, rules, axes, values, reads)
     short = None
     if shorten:
         listing = listing_of(traced.jaxpr, traced.consts)
@@ -175,6 +175,7 @@ def _extended(
 
 def _communicating(
     graph: Graph,
+    rules: Sequence[Rule],
     axes: MeshAxes,
     values: Mapping[int, np.ndarray],
     reads: Mapping[tuple[int, int], np.ndarray],
@@ -185,6 +186,11 @@ def _communicating(
     whole = [v for v, row in values.items() if (row == UNREDUCED).any()]
     for value in (*whole, *graph.outputs):
         found[producers[value]] = max(found.get(producers[value], 0.0), graph.values[value].bytes)
+    for op, rule in zip(graph.ops, rules, strict=True):
+        for halo in rule.halos:
+            read = reads.get((op.index, halo.operand))
+            if read is not None and (read == halo.dim).any():
+                found[op.index] = max(found.get(op.index, 0.0), graph.values[op.operands[halo.operand]].bytes)
     moves = set()
     for (op, position), row in reads.items():
         value = graph.ops[op].operands[position]

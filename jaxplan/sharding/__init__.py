@@ -4,6 +4,8 @@ from .flows import Flow as Flow
 from .flows import Tensor as Tensor
 from .groups import axes_of_groups as axes_of_groups
 from .groups import axes_of_pairs as axes_of_pairs
+from .halo import Halo as Halo
+from .halo import Window as Window
 from .partitioner import Collective as Collective
 from .partitioner import Partitioned as Partitioned
 from .partitioner import partition as partition

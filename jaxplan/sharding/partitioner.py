@@ -18,6 +18,7 @@ import numpy as np
 from .._jax import module_text, parse_module, run_passes
 from .combined import reassociated, users_of, without_repeats
 from .contested import settle_contractions
+from .exchanged import exchanges
 from .flows import Flow, flows_of
 from .groups import axes_of_groups, axes_of_pairs
 from .imported import as_xla_imports
@@ -59,7 +60,7 @@ class Collective:
       bytes: the larger local buffer on one device: an all_gather's result, the operand of the others.
       trips: how often it runs in one step.
       scope: the `jax.named_scope` path of the operation that needs it.
-      shape, dtype: of its result, global.
+      shape, dtype: of its result, global; of the whole tensor whose edges are exchanged.
     """
 
     kind: CollectiveKind
@@ -187,6 +188,9 @@ def _collectives(visits: Sequence[Visit], sizes: dict[str, int]) -> Iterable[Col
         elif name in _SDY and visit.results[0] not in fused:
             for collective in _SDY[name](visit, sizes):
                 yield replace(collective, scope=_consumer_scope(visit, users))
+        else:
+            for operand, axes, size in exchanges(visit, sizes):
+                yield _collective(visit, "collective_permute", axes, size, sizes, of=visit.op.operands[operand])
 
 
 def _consumer_scope(visit: Visit, users: Mapping[int, Sequence[Visit]]) -> str:
@@ -311,10 +315,10 @@ def _whole(axes: tuple[str, ...], sizes: Mapping[str, int]) -> Iterator[str]:
 
 
 def _collective(
-    visit: Visit, kind: CollectiveKind, axes: tuple[str, ...], size: int, sizes: dict[str, int]
+    visit: Visit, kind: CollectiveKind, axes: tuple[str, ...], size: int, sizes: dict[str, int], of: Any = None
 ) -> Collective:
     order = {name: i for i, name in enumerate(sizes)}
-    shape, element_type = shape_of(visit.op.results[0])
+    shape, element_type = shape_of(visit.op.results[0] if of is None else of)
     return Collective(
         kind=kind,
         axes=tuple(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import RuleError
+from .halo import Halo
 
 Factors = tuple[tuple[int, ...], ...]
 """For each dimension of one tensor its factors, major first; `()` for a dimension that no axis can cut."""
@@ -61,6 +62,7 @@ class Rule:
       fixed: the mesh axes that the user's own code demands on every dimension of every operand, then result (a
         shard_map, a sharding constraint), None for a dimension that it leaves open: the operation's only strategies on
         a mesh that has these axes.
+      halos: what devices exchange where a factor that a window moves along is cut, for each operand of it.
     """
 
     operands: tuple[Factors, ...]
@@ -76,6 +78,7 @@ class Rule:
     linear: bool = False
     note: str = ""
     fixed: FixedSides | None = None
+    halos: tuple[Halo, ...] = ()
 
     def verify(self, op: OpShapes) -> None:
         """Check the rule against the operation's shapes.

@@ -93,6 +93,7 @@ def _all_strategies(rule: Rule, axes: MeshAxes, pending: Collection[int]) -> Str
     ]
     factors = product_rows(choices).astype(np.int16)
     factors = factors[_representable(factors, rule, axes)]
+    factors = factors[_sensible_halos(factors, rule, axes)]
     if pending:
         factors = np.concatenate([factors, _pending_rows(factors, axes)])
     sizes = np.array([size for _, size in axes], np.float64)
@@ -163,6 +164,23 @@ def _representable(factors: np.ndarray, rule: Rule, axes: MeshAxes) -> np.ndarra
             (places >= np.maximum.accumulate(places, axis=1)) | (places < 0)
         ).all(axis=1)
     return fits
+
+
+def _sensible_halos(factors: np.ndarray, rule: Rule, axes: MeshAxes) -> np.ndarray:
+    """`bool[n]`: which rows cut factors with a halo only as `Halo` allows."""
+    sensible = np.ones(len(factors), bool)
+    sizes = np.array([size for _, size in axes])
+    for halo in rule.halos:
+        own = factors == halo.factor
+        pieces = np.where(own, sizes, 1).prod(axis=1)
+        sensible &= (pieces == 1) | (max(halo.before, halo.after) * pieces <= halo.extent)
+        if halo.rather is not None:
+            free = rule.sizes[halo.rather] // np.where(factors == halo.rather, sizes, 1).prod(axis=1)
+            sensible &= ~(own & (free[:, None] % sizes == 0)).any(axis=1)
+        if halo.alone:
+            idle = (factors == NONE) & ((sizes == 1) | (not halo.fills))
+            sensible &= (own | (factors == halo.rather) | idle).all(axis=1) | ~own.any(axis=1)
+    return sensible
 
 
 def _pending_rows(factors: np.ndarray, axes: MeshAxes) -> np.ndarray:

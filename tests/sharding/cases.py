@@ -195,6 +195,25 @@ case("conv_general_dilated", "depthwise kernel's gradient", _gradient(1, groups=
 case("conv_general_dilated", "batch groups", functools.partial(convolution, batch_groups=4),
      real(16, 4, 4, 8), real(3, 3, 8, 16))  # fmt: skip
 
+_few = real(2, 16, 6, 8)  # too few for the mesh: what is left of it cuts the rows, and their edges are exchanged
+_one = _few[:1]
+for _name, _window, _options, _images in (
+    ("halo", (3, 3), {}, _few),
+    ("halo, one image", (3, 3), {}, _one),
+    ("halo, stride 2", (3, 3), {"strides": (2, 2)}, _few),
+    ("halo, stride 2, 7 wide", (7, 7), {"strides": (2, 2), "padding": ((3, 3), (3, 3))}, _one),
+    ("halo longer than a piece", (11, 3), {}, _few),
+    ("halo of one side", (3, 1), {"padding": ((2, 0), (0, 0))}, _few),
+    ("every other row", (1, 1), {"strides": (2, 2)}, _few),
+    ("pieces that don't line up", (3, 3), {"padding": "VALID"}, _few),
+):
+    _conv, _k = functools.partial(convolution, **_options), real(*_window, 8, 16)
+    case("conv_general_dilated", _name, _conv, _images, _k)
+    _made = real(*jax.eval_shape(_conv, _images, _k).shape)
+    case("conv_general_dilated", f"input's gradient, {_name}", _gradient(0, **_options), _images, _k, _made)
+    case("conv_general_dilated", f"kernel's gradient, {_name}", _gradient(1, **_options), _images, _k, _made)
+case("conv_general_dilated", "halo, depthwise", functools.partial(convolution, groups=8), _few, real(3, 3, 1, 8))
+
 # -- reduction ----------------------------------------------------------------------------------------------
 
 _cube = real(4, 8, 16)
@@ -231,6 +250,10 @@ def _pool(combine: Any, start: float) -> Callable[..., Any]:
 _max_pool = _pool(lax.max, -np.inf)
 case("reduce_window_sum", "pool", _pool(lax.add, 0), _image)
 case("reduce_window_max", "pool", _max_pool, _image)
+case("reduce_window_max", "halo", lambda x: lax.reduce_window(
+    x, np.float32(-np.inf), lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME"), _few)  # fmt: skip
+case("reduce_window_sum", "halo", lambda x: lax.reduce_window(
+    x, np.float32(0), lax.add, (1, 3, 3, 1), (1, 1, 1, 1), "SAME"), _few)  # fmt: skip
 case("reduce_window_min", "pool", _pool(lax.min, np.inf), _image)
 case("reduce_window", "own function", _pool(lambda a, b: a + b + a * b, 0), _image)
 case(

@@ -37,7 +37,8 @@ def host_mesh(*sizes: int) -> Mesh:
 def promised(
     case: Case, rule: Rule, found: Strategies, mesh: Mesh, chosen: Sequence[int]
 ) -> Counter[tuple[str, int]]:
-    """The collectives that a rule admits: one all_reduce for each cut reduction factor, over its axes.
+    """The collectives that a rule admits: one all_reduce for each cut reduction factor, over its axes, and one
+    collective_permute for each side of a halo.
 
     argmax combines values with their positions: a gather of each.
     """
@@ -50,6 +51,9 @@ def promised(
                 counts["all-gather", int(group)] += 2
             else:
                 counts["all-reduce", int(group)] += len(found.results)
+        for halo in rule.halos:
+            if halo.factor in found.factors[s]:
+                counts["collective-permute", mesh.size] += len(halo.widths)
     return counts
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
+from ..halo import Halo, Window
 from ..rule import OpShapes, Rule, RuleBuilder
 from .registry import register
 
@@ -95,11 +97,12 @@ def ragged_dot_general(op: OpShapes) -> Rule:
 
 @register("conv_general_dilated")
 def conv_general_dilated(op: OpShapes) -> Rule:
-    """`([n,k,h,w],[o,k,3,3])->([n,o,h,w]) reduction={k} need_replication={h,w}`, in any dimension order.
+    """`([n,k,h,1],[o,k,1,1])->([n,o,h,1]) reduction={k}`, in any dimension order.
 
-    Batch and output channels pass through, input channels are summed.  Spatial dimensions stay whole (no halo
-    exchange is proposed) unless the kernel is one point there and moves by one.  With groups, the groups are
-    the major factor of the channels that they divide, and nothing inside a group is cut.  FLOPs are two for
+    Batch and output channels pass through, input channels are summed.  The longest spatial dimension is cut with a halo
+    where pieces line up (see `halo`): along the results, or, in a kernel's gradient, where the window is as long as the
+    image, along the sum.  Others stay whole unless the kernel is one point there and moves by one.  With groups, the
+    groups are the major factor of the channels that they divide, and nothing inside a group is cut.  FLOPs are two for
     each result element, input channel of its group and point of the kernel.
     """
     numbers = op.params["dimension_numbers"]
@@ -141,13 +144,34 @@ def conv_general_dilated(op: OpShapes) -> Rule:
         rhs[rhs_o] = out[out_c] = b.factor(rhs_shape[rhs_o])
         lhs[lhs_c] = rhs[rhs_i] = b.factor(lhs_shape[lhs_c])
         reduction.append(lhs[lhs_c])
-    p = op.params
-    pointwise = zip(
-        p["window_strides"], p["padding"], p["lhs_dilation"], lhs_space, rhs_space, out_space, strict=True
-    )
-    for stride, padding, dilation, d_lhs, d_rhs, d_out in pointwise:
-        if rhs_shape[d_rhs] == 1 and stride == 1 and tuple(padding) == (0, 0) and dilation == 1:
-            lhs[d_lhs] = out[d_out] = b.factor(lhs_shape[d_lhs])
+    halos: list[Halo] = []
+    spatial = list(zip(_windows(op, rhs_space), lhs_space, rhs_space, out_space, strict=True))
+    longest = max((lhs_shape[d] for d in lhs_space), default=0)
+    for window, d_lhs, d_rhs, d_out in spatial:
+        extent, results = lhs_shape[d_lhs], out_shape[d_out]
+        if window.is_point:
+            lhs[d_lhs] = out[d_out] = b.factor(extent)
+        elif extent == longest and not halos and batch_groups == 1:
+            along, summed = window.moved_along(extent, results), window.summed_over(extent, results)
+            if along is not None and window.size <= results:
+                read, lhs[d_lhs] = along, b.factor(math.gcd(extent, results))
+                out[d_out] = lhs[d_lhs]
+            elif summed is not None and window.size > results and feature_groups == 1:
+                read, lhs[d_lhs] = summed, b.factor(math.gcd(extent, window.size))
+                rhs[d_rhs] = lhs[d_lhs]
+                reduction.append(lhs[d_lhs])
+            else:
+                continue
+            # In a kernel's gradient the batch is what is summed, like this dimension.  There the partitioner of jax
+            # 0.10.2 sums over every axis, whatever it cuts: results are a multiple of what they should be.  Beside a
+            # cut of the channels too it was seen to be wrong (tests/sharding looks again).
+            sums = out[d_out] is None
+            batch = lhs[lhs_c] if sums else lhs[lhs_n]
+            before, after = read
+            halos.append(
+                Halo(factor=lhs[d_lhs], operand=0, dim=d_lhs, extent=extent, before=before, after=after,
+                     rather=batch, alone=True, fills=sums)
+            )  # fmt: skip
     points = math.prod(rhs_shape[d] for d in rhs_space)
     return b.rule(
         operands=[lhs, rhs],
@@ -156,4 +180,15 @@ def conv_general_dilated(op: OpShapes) -> Rule:
         need_replication=whole,
         matmul=True,
         flops=2.0 * math.prod(out_shape) * rhs_shape[rhs_i] * points,
+        halos=tuple(halos),
     )
+
+
+def _windows(op: OpShapes, space: Sequence[int]) -> list[Window]:
+    """The kernel's window along every spatial dimension."""
+    p = op.params
+    moves = zip(space, p["window_strides"], p["padding"], p["lhs_dilation"], p["rhs_dilation"], strict=True)
+    return [
+        Window(size=op.operands[1][d], stride=stride, low=low, high=high, base=base, dilation=dilation)
+        for d, stride, (low, high), base, dilation in moves
+    ]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from ..halo import Halo, Window
 from ..rule import OpShapes, Rule, RuleBuilder
 from .registry import register
 
@@ -125,28 +128,50 @@ def top_k(op: OpShapes) -> Rule:
     )
 
 
-def _untouched(op: OpShapes, d: int) -> bool:
-    """Whether a window leaves dimension `d` as it is: one wide, by one, without padding or dilation."""
-    p = op.params
-    dilated = any(p.get(key) and p[key][d] != 1 for key in ("base_dilation", "window_dilation"))
-    return (
-        p["window_dimensions"][d] == 1
-        and p["window_strides"][d] == 1
-        and not any(p["padding"][d])
-        and not dilated
-    )
+def _windows(op: OpShapes) -> list[Window]:
+    """The window along every dimension."""
+    p, rank = op.params, len(op.params["window_dimensions"])
+    ones = (1,) * rank
+    base, dilation = p.get("base_dilation") or ones, p.get("window_dilation") or ones
+    return [
+        Window(size=size, stride=stride, low=low, high=high, base=b, dilation=d)
+        for size, stride, (low, high), b, d in zip(
+            p["window_dimensions"], p["window_strides"], p["padding"], base, dilation, strict=True
+        )
+    ]
+
+
+def _pooled(b: RuleBuilder, op: OpShapes, apart: Sequence[int], pooled: Sequence[int]) -> tuple[list[Any], Halo | None]:
+    """A factor for every dimension that the window leaves alone, and one with a halo for the longest of the others."""
+    dims: list[Any] = []
+    halo = None
+    windows = _windows(op)
+    longest = max((n for n, w in zip(apart, windows, strict=True) if not w.is_point), default=0)
+    for d, (window, extent, results) in enumerate(zip(windows, apart, pooled, strict=True)):
+        read = window.moved_along(extent, results)
+        if window.is_point:
+            dims.append(b.factor(extent))
+        elif halo is None and extent == longest and read is not None:
+            dims.append(b.factor(math.gcd(extent, results)))
+            halo = Halo(factor=dims[-1], operand=0, dim=d, extent=extent, before=read[0], after=read[1])
+        else:
+            dims.append(None)
+    return dims, halo
 
 
 @register("reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min")
 def reduce_window(op: OpShapes) -> Rule:
-    """`([i,j])->([i,1])`: dimensions that the window leaves alone pass through, the others stay whole."""
+    """`([i,j])->([i,j])`: dimensions that the window leaves alone pass through, as does the longest of the others, with
+    a halo, where pieces line up (see `halo`).  What is left stays whole.
+    """
     count = len(op.results)
     b = RuleBuilder()
-    dims: list[Any] = [b.factor(n) if _untouched(op, d) else None for d, n in enumerate(op.operands[0])]
+    dims, halo = _pooled(b, op, op.operands[0], op.results[0])
     return b.rule(
         operands=[dims] * count + [[]] * (len(op.operands) - count),
         results=[dims] * count,
         flops=float(math.prod(op.results[0]) * math.prod(op.params["window_dimensions"])) * count,
+        halos=tuple(replace(halo, operand=i) for i in range(count)) if halo else (),
     )
 
 
@@ -155,7 +180,7 @@ def select_and_move(op: OpShapes) -> Rule:
     """`([i,1],[i,1])->([i,1])`: max pooling's gradient and tangent; the window's dimensions stay whole."""
     whole = op.operands[1]  # the pooled tensor; the other operand and the result have its rank
     b = RuleBuilder()
-    dims: list[Any] = [b.factor(n) if _untouched(op, d) else None for d, n in enumerate(whole)]
+    dims: list[Any] = [b.factor(n) if w.is_point else None for n, w in zip(whole, _windows(op), strict=True)]
     return b.rule(
         operands=[dims, dims],
         results=[dims],
