@@ -15,8 +15,10 @@ from ..sharding import Layout, runs_locally
 from .ahead import Ahead, ahead_of_loops
 from .kernels import run_locally
 from .listing import KEPT_CALLS, seen_through
+from .memory_order import row_major, runs_on_cpu
 from .pending import Held, finished, held_as, on_parts
 from .repeats import Short
+from .starts import in_range
 
 Pins = Mapping[Site, tuple[NamedSharding, ...]]
 """Sharding constraints by place; several at one place are applied one after another."""
@@ -170,7 +172,9 @@ class Replay:
         elif runs_locally(name):
             return run_locally(eqn, operands, frame, position, self._mesh, self._layouts, scope)
         else:
-            results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(params))
+            results = eqn.primitive.bind(*in_range(eqn, operands), **eqn.primitive.get_bind_params(params))
+            if name == "fft" and runs_on_cpu(self._mesh):
+                return [row_major(results)]
             return results if eqn.primitive.multiple_results else [results]
         return eqn.primitive.bind(*operands, **{**params, **changed})
 

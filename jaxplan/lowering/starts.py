@@ -1,0 +1,36 @@
+"""Starts of dynamic slices, brought into range before the slice.
+
+A start out of range is moved until the slice fits.  XLA forgets that where a slice is cut over devices afterwards: it
+adds each device's own offset to the start as it was given (openxla/xla#49122, and #49118 for updates; so does merging
+two slices into one, jax 0.10 to 0.12), and devices take other elements than one device would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+_MOVED = {"dynamic_slice": 1, "dynamic_update_slice": 2}
+"""Primitive -> position of its first start."""
+
+
+def in_range(eqn: Any, operands: Sequence[Any]) -> list[Any]:
+    """The operands of an equation; of one that takes or replaces a slice with starts at which the slice fits."""
+    first = _MOVED.get(eqn.primitive.name)
+    if first is None:
+        return list(operands)
+    shapes = [var.aval.shape for var in (*eqn.invars[:first], *eqn.outvars)]
+    whole, part = shapes[0], shapes[1]
+    starts = zip(operands[first:], whole, part, strict=True)
+    return [*operands[:first], *(_fitting(start, extent - size) for start, extent, size in starts)]
+
+
+def _fitting(start: Any, last: int) -> Any:
+    """`start` within 0 to `last`; one that is known to be is left alone."""
+    last = min(last, int(np.iinfo(start.dtype).max))
+    if isinstance(start, jax.core.Tracer):
+        return jax.lax.clamp(np.zeros((), start.dtype), start, np.asarray(last, start.dtype))
+    return start if 0 <= int(start) <= last else np.asarray(min(max(int(start), 0), last), start.dtype)

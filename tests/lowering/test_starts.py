@@ -1,0 +1,68 @@
+"""Slices that start out of range, of operands and into results that are cut: they are moved until they fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+import jaxplan
+
+TABLE = np.arange(64, dtype=np.int32).reshape(8, 8)
+UPDATE = -np.ones((8, 4), np.int32)
+LAYOUTS = (PartitionSpec(), PartitionSpec("data"), PartitionSpec(None, "model"), PartitionSpec(None, ("data", "model")))
+
+
+def slices(table: Any, update: Any, start: Any) -> Any:
+    return {
+        "columns": lax.dynamic_slice(table, (0, start), (8, 4)) * 2,
+        "update": lax.dynamic_update_slice(table, update, (0, start)),
+        "known": lax.dynamic_slice(table, (np.int32(9), start), (4, 8)),
+        "row": table[start],
+        "twice": lax.dynamic_slice(lax.dynamic_slice(table, (start, 0), (4, 8)), (start, start), (2, 4)),
+    }
+
+
+def taken(table: np.ndarray, starts: tuple[int, ...], sizes: tuple[int, ...]) -> np.ndarray:
+    """By NumPy, a view (XLA merges two slices in a row wrongly on one device too).  Negative starts: from the end."""
+    whole = zip(starts, sizes, table.shape, strict=True)
+    fitting = [min(max(start + (extent if start < 0 else 0), 0), extent - size) for start, size, extent in whole]
+    return table[tuple(slice(start, start + size) for start, size in zip(fitting, sizes, strict=True))]
+
+
+def expected(start: int) -> dict[str, np.ndarray]:
+    updated = TABLE.copy()
+    taken(updated, (0, start), UPDATE.shape)[...] = UPDATE
+    return {
+        "columns": taken(TABLE, (0, start), (8, 4)) * 2,
+        "update": updated,
+        "known": taken(TABLE, (9, start), (4, 8)),
+        "row": taken(TABLE, (start, 0), (1, 8))[0],
+        "twice": taken(taken(TABLE, (start, 0), (4, 8)), (start, start), (2, 4)),
+    }
+
+
+CUT = {f"result/{name}": PartitionSpec(None, "model") for name in ("columns", "update", "known", "twice")}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_they_take_what_one_device_takes(layout: PartitionSpec, mesh_4x2: Mesh) -> None:
+    planned = jaxplan.auto_shard(
+        slices, mesh_4x2, options={"compare_templates": False}, constraints={"table": layout, **CUT}
+    )
+    for start in (3, 4, 5, 7, 20, -1, -20):
+        found = planned(TABLE, UPDATE, np.int32(start))
+        for name, wanted in expected(start).items():
+            np.testing.assert_array_equal(found[name], wanted, err_msg=f"{name} from {start}")
+
+
+def test_a_start_of_few_bits_reaches_as_far_as_it_can(mesh_4x2: Mesh) -> None:
+    def take(table: Any, start: Any) -> Any:
+        return lax.dynamic_slice(table, (start,), (4,))
+
+    planned = jaxplan.auto_shard(take, mesh_4x2, options={"compare_templates": False})
+    table = np.arange(512)
+    np.testing.assert_array_equal(planned(table, np.int8(127)), table[127:131])
