@@ -186,11 +186,12 @@ def _communicating(
     whole = [v for v, row in values.items() if (row == UNREDUCED).any()]
     for value in (*whole, *graph.outputs):
         found[producers[value]] = max(found.get(producers[value], 0.0), graph.values[value].bytes)
-    for op, rule in zip(graph.ops, rules, strict=True):
+    for index, rule in enumerate(rules):
         for halo in rule.halos:
-            read = reads.get((op.index, halo.operand))
+            read = reads.get((index, halo.operand))
             if read is not None and (read == halo.dim).any():
-                found[op.index] = max(found.get(op.index, 0.0), graph.values[op.operands[halo.operand]].bytes)
+                size = graph.values[graph.ops[index].operands[halo.operand]].bytes
+                found[index] = max(found.get(index, 0.0), size)
     moves = set()
     for (op, position), row in reads.items():
         value = graph.ops[op].operands[position]
