@@ -51,7 +51,8 @@ def frontier(
 
     Args:
       shapes: the step's arguments, arrays or ShapeDtypeStructs.
-      eps: plans whose peaks (or, in a sweep, times) differ by less, relatively, are not parted.
+      eps: plans are not parted whose times differ by less, relatively, or whose peaks by less of what lies between the
+        frontier's ends.
       time_limit_s: no stretch or search begins after it.
       donate_argnums, hardware, constraints, options: as of `auto_shard`.
 
@@ -83,6 +84,7 @@ def frontier(
         points=points,
         method=method,
         eps=eps,
+        regret_bound=found.regret_bound,
     )
 
 

@@ -13,6 +13,9 @@ from ..plans import Plan
 from ..units import format_bytes, format_seconds, parse_bytes
 from .document import reading, write_document
 
+#: A regret that only float sums in another order make.
+PROVED = 1e-6
+
 
 @dataclass(frozen=True, kw_only=True)
 class FrontierPoint:
@@ -52,7 +55,10 @@ class Frontier:
       name: of the step; mesh, hardware: in words; memory_bytes: what one device has for a program.
       points: at least one.
       method: how they were found, in words.
-      eps: points nearer than this, relatively, were not parted.
+      eps: points nearer than this were not parted: in time, relatively, or of the memory from end to end.
+      regret_bound: how much slower, relatively, a point is at most than the fastest plan that the search's memory rows
+        let into any budget for which the point is the fastest; budgets as near to the next point as `eps` says are the
+        next point's.
     """
 
     name: str
@@ -62,6 +68,7 @@ class Frontier:
     points: tuple[FrontierPoint, ...]
     method: str
     eps: float
+    regret_bound: float
 
     def at_memory(self, budget: int | str) -> FrontierPoint:
         """The fastest point within a budget, in bytes or as "12GiB".
@@ -110,14 +117,10 @@ class Frontier:
 
         return max(self.points, key=lambda point: (bargain(point), -point.peak_bytes))
 
-    @property
-    def regret_bound(self) -> float:
-        """How much slower, relatively, a point is than the fastest plan in its bytes can be, at most."""
-        return max(point.step_s / point.bound_s - 1 if point.bound_s > 0 else 0.0 for point in self.points)
-
     def __str__(self) -> str:
         lines = [
-            f"Frontier of `{self.name}` on ({self.mesh}), {self.hardware}: {len(self.points)} plans, {self.method}",
+            f"Frontier of `{self.name}` on ({self.mesh}), {self.hardware}: {len(self.points)} plans, {self.method}, "
+            f"{_proved(self.regret_bound)}",
             f"  {'peak a device':>14}  {'step':>9}  {'not faster than':>15}",
         ]
         for point in self.points:
@@ -134,6 +137,7 @@ class Frontier:
         document = {
             "name": self.name, "mesh": self.mesh, "hardware": self.hardware,
             "memory_bytes": self.memory_bytes, "method": self.method, "eps": self.eps,
+            "regret_bound": self.regret_bound,
             "points": [[point.peak_bytes, point.step_s, point.bound_s] for point in self.points],
         }  # fmt: skip
         write_document(path, document)
@@ -157,3 +161,7 @@ class Frontier:
         from .picture import frontier_picture
 
         Path(path).write_text(frontier_picture(self), encoding="utf-8")
+
+
+def _proved(regret_bound: float) -> str:
+    return "proved" if regret_bound < PROVED else f"proved within {100 * regret_bound:.2g} %"

@@ -22,9 +22,9 @@ from .evaluate import Evaluator as Evaluator
 from .evaluate import evaluate as evaluate
 from .fold import solve_folded as solve_folded
 from .folds import Folds as Folds
-from .frontier import Tradeoff as Tradeoff
-from .frontier import TradeoffPoint as TradeoffPoint
 from .ilp import solve as solve
+from .known import Tradeoff as Tradeoff
+from .known import TradeoffPoint as TradeoffPoint
 from .least_peak import least_peak as least_peak
 from .problem import Edge as Edge
 from .problem import Node as Node

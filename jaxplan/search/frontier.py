@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import math
 import time
-from bisect import bisect_right
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,6 +23,7 @@ import numpy as np
 
 from ..errors import SolverError
 from .evaluate import Evaluator
+from .known import Tradeoff, TradeoffPoint, staircase
 from .problem import Bools, Floats, Ints, StrategyProblem
 from .program import OutOfTime
 from .reduce import reduce
@@ -34,57 +33,6 @@ MOST_ROWS = 3
 
 #: Entries of a table, and sums of two points that making it may take: beyond these the kernel takes minutes.
 MOST_ENTRIES, MOST_SUMS = 1_000_000, 100_000_000
-
-
-@dataclass(frozen=True, kw_only=True)
-class TradeoffPoint:
-    """An assignment that no other one found beats in both.
-
-    Attributes:
-      objective_s, peak_bytes: as `evaluate` finds them; assignment: of the problem asked about.
-    """
-
-    objective_s: float
-    peak_bytes: int
-    assignment: tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tradeoff:
-    """The frontier.
-
-    Attributes:
-      points: by increasing peak, strictly; the objective strictly decreases.
-      floor: (bytes, seconds) steps by increasing bytes: with a budget under the next step's bytes nothing is faster.
-      rows, largest: how many time steps the tables carried, and the entries of the largest; 0 of a sweep.
-    """
-
-    points: tuple[TradeoffPoint, ...]
-    floor: tuple[tuple[int, float], ...]
-    rows: int
-    largest: int
-
-    def at_memory(self, budget_bytes: int) -> TradeoffPoint | None:
-        """The fastest point within a budget; None when none is."""
-        position = bisect_right([point.peak_bytes for point in self.points], budget_bytes)
-        return self.points[position - 1] if position else None
-
-    def bound_at(self, budget_bytes: int) -> float:
-        """Seconds that no assignment within a budget is under; infinite when nothing is within it."""
-        position = bisect_right([size for size, _ in self.floor], budget_bytes)
-        return self.floor[position - 1][1] if position else math.inf
-
-    @property
-    def regret_bound(self) -> float:
-        """At most how much slower, relatively, than the optimum of its budget any point is (0: all exact)."""
-        worst = 0.0
-        budgets = [*(size for size, _ in self.floor), *(point.peak_bytes for point in self.points)]
-        for budget in budgets:
-            found = self.at_memory(budget)
-            bound_s = self.bound_at(budget)
-            if found is not None and found.objective_s > bound_s:
-                worst = max(worst, found.objective_s / bound_s - 1 if bound_s > 0 else math.inf)
-        return worst
 
 
 class Points(NamedTuple):
@@ -170,15 +118,6 @@ def trace_frontier(
         steps.append(max(sorted(over), key=lambda step: over[step]))
 
 
-def staircase(points: Iterable[TradeoffPoint]) -> tuple[TradeoffPoint, ...]:
-    """Those that no other one beats in both, by increasing peak."""
-    kept: list[TradeoffPoint] = []
-    for point in sorted(points, key=lambda p: (p.peak_bytes, p.objective_s, p.assignment)):
-        if not kept or point.objective_s < kept[-1].objective_s:
-            kept.append(point)
-    return tuple(kept)
-
-
 def _floor(points: Points) -> tuple[tuple[int, float], ...]:
     """How fast an assignment can be at most, by the fewest bytes that any may need for it."""
     least = points.low.max(axis=1, initial=0)
@@ -250,14 +189,7 @@ class Elimination:
 
     def run(self) -> tuple[Table, int]:
         """The table over no node, whose points are the frontier, and the entries of the largest joint table."""
-        left = set(range(len(self.sizes)))
-        while left:
-            node = min(left, key=lambda v: (math.prod(self.sizes[u] for u in self.beside[v]), v))
-            left.remove(node)
-            around = self.beside[node]
-            for other in around:
-                self.beside[other] |= around - {other}
-                self.beside[other].discard(node)
+        for node in self._order():
             meeting = sorted((t for t in self.tables if node in t.scope), key=lambda t: t.points.seconds.size)
             self.tables = [t for t in self.tables if node not in t.scope]
             while len(meeting) > 2:
@@ -273,17 +205,31 @@ class Elimination:
             raise NoAssignment("every assignment of the problem is forbidden by its edges")
         return final, self.largest
 
+    def _order(self) -> list[int]:
+        """The nodes as they are eliminated: always the one whose table over its neighbours is the smallest.
+
+        Raises:
+          TooWide: one would be too large; before any is made.
+        """
+        beside, left, order = [set(around) for around in self.beside], set(range(len(self.sizes))), list[int]()
+        while left:
+            node = min(left, key=lambda v: (math.prod(self.sizes[u] for u in beside[v]), v))
+            left.remove(node)
+            order.append(node)
+            around = beside[node]
+            _check_entries(math.prod(self.sizes[u] for u in around), len(around))
+            for other in around:
+                beside[other] |= around - {other}
+                beside[other].discard(node)
+        return order
+
     def _sum(self, left: Table, right: Table, node: int) -> Table:
         if time.monotonic() > self.deadline:
             raise OutOfTime
         scope = tuple(sorted({*left.scope, *right.scope} - {node}))
         entries = math.prod(self.sizes[v] for v in scope)
         self.largest = max(self.largest, entries * (self.sizes[node] if node >= 0 else 1))
-        if entries > MOST_ENTRIES:
-            raise TooWide(
-                f"frontier tables over {len(scope)} nodes together would have {entries} entries, more than "
-                f"{MOST_ENTRIES}: the problem's graph is too dense for elimination"
-            )
+        _check_entries(entries, len(scope))
         # compiled code, and what compiles it, are loaded by those who need them
         from .frontier_tables import combine
 
@@ -319,6 +265,14 @@ class Elimination:
             entry = entry + along.reshape([-1 if i == axis else 1 for i in range(len(scope))])
         whole = np.broadcast_to(entry, [self.sizes[member] for member in scope])
         return np.ascontiguousarray(whole).reshape(-1), strides.get(node, 0)
+
+
+def _check_entries(entries: int, nodes: int) -> None:
+    if entries > MOST_ENTRIES:
+        raise TooWide(
+            f"frontier tables over {nodes} nodes together would have {entries} entries, more than "
+            f"{MOST_ENTRIES}: the problem's graph is too dense for elimination"
+        )
 
 
 def _factor(scope: tuple[int, ...], costs_s: Floats, allowed: Bools | None, size: Ints) -> Table:

@@ -16,31 +16,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
-from .base import SearchResult
 from .dual import DualAscent
 from .evaluate import Evaluator
-from .frontier import (
-    Elimination,
-    NoAssignment,
-    Rows,
-    Slack,
-    Table,
-    TooWide,
-    Tradeoff,
-    TradeoffPoint,
-    assignment_of,
-    staircase,
-)
-from .problem import Floats, StrategyProblem
+from .frontier import Elimination, NoAssignment, Rows, Slack, Table, TooWide, assignment_of
+from .known import BudgetSearch, Floor, Known
+from .problem import Ints
 from .program import OutOfTime
 from .reduce import Reduction, reduce
-
-BudgetSearch = Callable[[StrategyProblem, tuple[int, ...]], SearchResult]
-"""(a problem with its limit, an assignment to start from or ()) -> the search's result."""
 
 #: Sweeps at each price, and prices that are tried for a stretch.
 SWEEPS, PRICES = 40, 10
@@ -51,9 +37,6 @@ MOST_ROWS = 3
 #: Sums of two points that a table of a stretch may take: some tenths of a second.
 MOST_SUMS = 10_000_000
 
-#: Of the least peak that is given, relatively.
-LEAST_GAP = 1e-3
-
 #: Bounds under this share of what the smallest peak costs are no measure of a stretch.
 LEAST_UNIT = 0.01
 
@@ -62,137 +45,81 @@ LEAST_UNIT = 0.01
 FIRST, LONGER, FEW_SUMS, LONGEST, SHORTER, SHORTEST = 0.02, 2.0, 3_000_000, 0.3, 0.2, 5e-4
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Floor:
-    """What one stretch or search proves of every budget up to `limit`.
-
-    Nothing within a budget is faster than both the steps say and `target_s + price_s * (limit - budget)`.
-
-    Attributes:
-      sizes, seconds: of the steps, ascending and descending: nothing under `sizes[i + 1]` bytes beats `seconds[i]`.
-    """
-
-    limit: int
-    target_s: float
-    price_s: float = 0.0
-    sizes: Floats = field(default_factory=lambda: np.zeros(0))
-    seconds: Floats = field(default_factory=lambda: np.zeros(0))
-
-    def at(self, budgets: Floats) -> Floats:
-        """Seconds that nothing within each budget is under; -inf where this says nothing."""
-        line = self.target_s + self.price_s * (self.limit - budgets)
-        step = np.searchsorted(self.sizes, budgets, side="right") - 1
-        table = np.where(step >= 0, np.append(self.seconds, math.inf)[step], math.inf)
-        return np.where(budgets <= self.limit, np.minimum(line, table), -math.inf)
-
-
 def walk_frontier(
-    problem: StrategyProblem,
+    known: Known,
     search: BudgetSearch,
-    least: SearchResult,
     *,
-    eps: float = 1e-3,
     deadline: float = math.inf,
     on_stretch: Callable[[int, int], None] | None = None,
-) -> tuple[Tradeoff, int]:
-    """The frontier of a problem, and the budget from which on downwards it is not whole (0: it is); no limit is kept.
+) -> tuple[int, int]:
+    """Close the gaps of what is known of a frontier from the largest budget downwards, as far as tables and time go.
 
     Args:
-      search: an exact search; least: what `least_peak` found.
-      eps: points whose bytes differ by a smaller factor than 1 + eps are merged.
-      deadline: no stretch begins after it, in `time.monotonic` seconds; the small end is found in any case.
+      known: with the smallest peak among its points.
+      search: an exact one, for single budgets that tables don't decide.
+      deadline: no stretch begins after it, in `time.monotonic` seconds.
       on_stretch: told the number of points so far and the budget that is next, after each stretch.
+
+    Returns the time steps that the tables carried and the entries of the largest (0: none was made).
     """
-    reduction = reduce(problem, for_peak=True)
-    if reduction.infeasible or not least.assignment:
-        return Tradeoff(points=(), floor=(), rows=0, largest=0), 0
-    stretches = _Stretches(problem, reduction, search, eps, deadline)
-    smallest = stretches.note(least.assignment).peak_bytes
-    # the fastest of the smallest peak; the other end is the first stretch's
-    stretches.ask(smallest, least.assignment)
-    slowest_s = min(p.objective_s for p in stretches.points.values() if p.peak_bytes == smallest)
-    stretches.unit_s = max(abs(slowest_s) * LEAST_UNIT, math.ulp(1.0))
-    limit = stretches.top_bytes
-    while limit >= smallest:
-        following = stretches.next_limit(limit)
-        if following == limit:
-            break
-        limit = following
+    reduction = reduce(known.problem, for_peak=True)
+    stretches = _Stretches(known, reduction, deadline)
+    while time.monotonic() < deadline and (gaps := known.gaps()):
+        limit = gaps[-1].high_bytes
+        if not stretches.cover(limit):
+            if time.monotonic() >= deadline:
+                break
+            known.ask(search, limit, gaps[-1].start)
+            if known.gap_at(limit) is not None:
+                break
         if on_stretch is not None:
-            on_stretch(len(staircase(stretches.points.values())), limit)
-    found = Tradeoff(
-        points=staircase(stretches.points.values()), floor=stretches.floor(smallest), rows=stretches.rows_carried,
-        largest=stretches.largest,
-    )  # fmt: skip
-    return found, limit if limit >= smallest else 0
+            on_stretch(len(known.front()), limit)
+    smallest = known.front()[0]
+    if time.monotonic() < deadline and known.at(np.array([smallest.peak_bytes]))[0] < smallest.objective_s:
+        # the end itself, which no gap wider than a grain is left of
+        stretches.cover(smallest.peak_bytes)
+    return stretches.rows_carried, stretches.largest
 
 
 class _Stretches:
-    """The points found so far and what is proved of the others."""
+    """Tables over what can still lead to the points of a stretch."""
 
-    def __init__(
-        self,
-        problem: StrategyProblem,
-        reduction: Reduction,
-        search: BudgetSearch,
-        eps: float,
-        deadline: float,
-    ) -> None:
-        self.problem, self.reduction, self.search, self.eps, self.deadline = (
-            problem,
-            reduction,
-            search,
-            eps,
-            deadline,
-        )
-        self.small, self.evaluate = reduction.problem, Evaluator(replace(problem, limit_bytes=None))
-        self.top_bytes = sum(int(usage.bytes.max()) for usage in self.small.usages)
-        self.points: dict[tuple[int, ...], TradeoffPoint] = {}
-        self.floors: list[_Floor] = []
+    def __init__(self, known: Known, reduction: Reduction, deadline: float) -> None:
+        self.known, self.reduction, self.deadline = known, reduction, deadline
+        self.small = reduction.problem
         self.share, self.rows = FIRST, list[int]()
         self.rows_carried, self.largest, self.sums = 0, 0, 0
-        self.unit_s = 0.0  # what a stretch is a share of, where its bound is less
+        # what a stretch is a share of, where its bound is less
+        self.unit_s = max(abs(known.front()[0].objective_s) * LEAST_UNIT, math.ulp(1.0))
         self._judge = Evaluator(self.small)
         self._by_byte = 0.0  # price of the stretch before
 
-    def note(self, assignment: tuple[int, ...]) -> TradeoffPoint:
-        """Keep a point."""
-        if assignment not in self.points:
-            found = self.evaluate(assignment)
-            self.points[assignment] = TradeoffPoint(
-                objective_s=found.objective_s, peak_bytes=found.peak_bytes, assignment=assignment
-            )
-        return self.points[assignment]
-
-    def ask(self, limit: int, start: tuple[int, ...]) -> int | None:
-        """Search one budget; the peak of what was found."""
-        result = self.search(replace(self.problem, limit_bytes=limit), start)
-        self.floors.append(_Floor(limit=limit, target_s=result.bound_s))
-        return self.note(result.assignment).peak_bytes if result.assignment else None
-
-    def next_limit(self, limit: int) -> int:
-        """Find the stretch within a limit; the limit of the next one, the same where this one can't be found."""
+    def cover(self, limit: int) -> bool:
+        """Close the gap at a limit by the stretches from its bound on; whether that was done."""
         dual = DualAscent(replace(self.small, limit_bytes=max(limit, 1)))
         self._price(dual, limit)
         from_s = dual.bound_s()
         while time.monotonic() < self.deadline and self.share >= SHORTEST:
             target_s = from_s + self.share * max(abs(from_s), self.unit_s)
             try:
-                found, floor = self._stretch(dual, limit, target_s)
+                self.known.floors.append(self._stretch(dual, limit, target_s))
             except TooWide:
                 self.share *= SHORTER
                 continue
             except OutOfTime:
                 break
-            self.floors.append(floor)
             if self.sums < FEW_SUMS:
                 self.share = min(self.share * LONGER, LONGEST)
-            left = _uncovered(found, floor, self.eps)
-            if left < limit:
-                return math.ceil((left + 1) / (1 + self.eps)) - 1
+            gap = self.known.gap_at(limit)
+            if gap is None:
+                return True
+            if target_s > gap.slow_s:
+                # the tables left out a time step at which what they have is too large
+                break
             from_s = target_s
-        self.floors.append(_Floor(limit=limit, target_s=from_s))
-        return limit
+        self.share = max(self.share, FIRST)
+        self.known.floors.append(Floor(limit=limit, target_s=from_s))
+        return False
 
     def _price(self, dual: DualAscent, limit: int) -> None:
         """Raise the bound: one price, of the bytes at the time step that overflows most, as high as is best."""
@@ -231,25 +158,25 @@ class _Stretches:
 
     def _chord(self, limit: int) -> float:
         """Seconds a byte between the fastest point known and that of the smallest peak."""
-        front = staircase(self.points.values())
+        front = self.known.front()
         slow, fast = front[0], front[-1]
         return (slow.objective_s - fast.objective_s) / max(fast.peak_bytes - slow.peak_bytes, 1)
 
-    def _stretch(self, dual: DualAscent, limit: int, target_s: float) -> tuple[list[TradeoffPoint], _Floor]:
-        """The points within a limit that are no slower than a target, and what is proved.
+    def _stretch(self, dual: DualAscent, limit: int, target_s: float) -> Floor:
+        """Note the points within a limit that are no slower than a target; what is proved.
 
         Raises:
           TooWide: the tables would be.  OutOfTime: the deadline came first.
         """
         self.sums = 0
         price_s = sum(dual.price.values()) / max(limit, 1)
-        nothing = _Floor(limit=limit, target_s=target_s, price_s=price_s)
+        nothing = Floor(limit=limit, target_s=target_s, price_s=price_s)
         cut = dual.core(target_s)
         if cut is None:
-            return [], nothing
+            return nothing
         again = reduce(cut[0], for_peak=True)
         if again.infeasible:
-            return [], nothing
+            return nothing
         # with so much less to choose among, the bound of what is left is nearer, and costs lie on fewer nodes
         step_of = {int(step): position for position, step in enumerate(again.time_steps)}
         inner = DualAscent(replace(again.problem, limit_bytes=max(limit, 1)))
@@ -260,7 +187,7 @@ class _Stretches:
         nothing = replace(nothing, price_s=price_s)
         inside = inner.core(target_s)
         if inside is None:
-            return [], nothing
+            return nothing
         core, kept = inside
         part, lacking_s = inner.shifted(kept, core)
 
@@ -281,15 +208,15 @@ class _Stretches:
                 spare_bytes=np.int64(limit) - taken.sum(axis=0),
             )
             elimination = Elimination(
-                replace(part, nodes=nodes), carried, self.eps, MOST_SUMS, self.deadline, slack
+                replace(part, nodes=nodes), carried, self.known.eps, MOST_SUMS, self.deadline, slack
             )
             try:
                 final, largest = elimination.run()
             except NoAssignment:
-                return [], nothing
+                return nothing
             self.sums += elimination.sums
             self.largest, self.rows_carried = max(self.largest, largest), max(self.rows_carried, len(rows))
-            found, over = self._found(final, lift, len(part.nodes), limit)
+            over = self._note(final, lift, len(part.nodes), taken.sum(axis=0))
             new = [row for row in over if row not in rows and row in step_of]
             if not new or len(rows) == MOST_ROWS:
                 break
@@ -298,55 +225,25 @@ class _Stretches:
         least = (final.points.low + taken.sum(axis=0)).max(axis=1, initial=0)
         seconds = final.points.seconds + (lacking_s - paid_s.sum())
         order = np.lexsort((seconds, least))
-        floor = replace(
+        return replace(
             nothing, sizes=least[order].astype(np.float64), seconds=np.minimum.accumulate(seconds[order])
         )
-        within = [p for p in found if p.objective_s <= target_s + price_s * (limit - p.peak_bytes)]
-        return within, floor
 
-    def _found(
-        self, final: Table, lift: Callable[[Sequence[int]], list[int]], count: int, limit: int
-    ) -> tuple[list[TradeoffPoint], list[int]]:
-        """The points of the last table that keep the limit, and the time steps at which others do not, worst first.
+    def _note(
+        self, final: Table, lift: Callable[[Sequence[int]], list[int]], count: int, taken: Ints
+    ) -> list[int]:
+        """Note the points of the last table; the time steps at which some are larger than it says, the worst first.
 
         Args:
           lift: from an assignment of the tables' `count` nodes to one of the reduced problem.
+          taken: by row, the bytes that are alive in any case.
         """
-        found, over = [], dict[int, int]()
+        over, grain = dict[int, int](), self.known.grain_bytes
         for index in range(final.points.seconds.size):
             chosen = lift(assignment_of(final, index, count))
-            point = self.note(self.reduction.lift(chosen))
-            if point.peak_bytes <= limit:
-                found.append(point)
-                continue
-            step = int(self._judge.times[int(np.argmax(self._judge.timeline_bytes(chosen)))])
-            over[step] = max(over.get(step, 0), point.peak_bytes - limit)
-        return found, sorted(over, key=lambda step: -over[step])
-
-    def floor(self, smallest: int) -> tuple[tuple[int, float], ...]:
-        """(bytes, seconds) steps of what is proved."""
-        sizes = {smallest, *(point.peak_bytes for point in self.points.values())}
-        for floor in self.floors:
-            sizes |= {floor.limit + 1, *floor.sizes.astype(np.int64).tolist()}
-        starts = np.array(
-            sorted(size for size in sizes if smallest <= size <= self.top_bytes), dtype=np.float64
-        )
-        # of all budgets from one start to the next, the largest allows most
-        budgets = np.append(starts[1:] - 1, self.top_bytes)
-        proved = np.max([floor.at(budgets) for floor in self.floors], axis=0)
-        steps: list[tuple[int, float]] = []
-        for start, bound_s in zip(starts.tolist(), proved.tolist(), strict=True):
-            if not steps or bound_s < steps[-1][1]:
-                steps.append((int(start), bound_s))
-        # the least peak is proved to within its own gap only
-        return ((int(steps[0][0] * (1 - LEAST_GAP)), steps[0][1]), *steps[1:])
-
-
-def _uncovered(found: Sequence[TradeoffPoint], floor: _Floor, eps: float) -> int:
-    """The largest budget for which the fastest of the points found may be slower than another by more than `eps`."""
-    budget = floor.limit
-    for point in reversed(staircase(found)):
-        if point.objective_s > (1 + eps) * (floor.target_s + floor.price_s * (floor.limit - budget)):
-            break
-        budget = point.peak_bytes - 1
-    return budget
+            point = self.known.note(self.reduction.lift(chosen))
+            excess = point.peak_bytes - int((final.points.bytes[index] + taken).max(initial=0))
+            if excess > grain:
+                step = int(self._judge.times[int(np.argmax(self._judge.timeline_bytes(chosen)))])
+                over[step] = max(over.get(step, 0), excess)
+        return sorted(over, key=lambda step: -over[step])

@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable
 
 from .base import SearchResult
-from .frontier import TooWide, Tradeoff, trace_frontier
+from .frontier import TooWide, trace_frontier
 from .ilp import solve
+from .known import Known, Tradeoff
 from .least_peak import least_peak
 from .problem import StrategyProblem
 from .sweep import sweep_frontier
@@ -21,6 +22,9 @@ WALK_SHARE = 0.6
 #: Sums that tables over the whole of a small problem may take, and time steps that they carry.
 WHOLE_SUMS, WHOLE_ROWS = 3_000_000, 2
 
+#: Of the least peak that is given, relatively.
+LEAST_GAP = 1e-3
+
 
 def tradeoff(
     problem: StrategyProblem,
@@ -33,9 +37,10 @@ def tradeoff(
     """The frontier and, in words, how it was found; `limit_bytes` is not looked at.
 
     Args:
-      eps: plans that differ by less, relatively, are not parted; time_limit_s: no stretch or search begins after it.
+      eps: plans whose times differ by less, relatively, or whose peaks by less of what lies between the smallest and
+        the largest, are not parted; time_limit_s: no stretch or search begins after it.
     """
-    deadline = time.monotonic() + time_limit_s
+    begun = time.monotonic()
     try:
         found = trace_frontier(problem, width=eps, most_sums=WHOLE_SUMS, most_rows=WHOLE_ROWS)
         if found.regret_bound <= eps:
@@ -45,30 +50,27 @@ def tradeoff(
     # compiled code, and what compiles it, are loaded by those who need them
     from .stretches import walk_frontier
 
-    count = 0
-
     def search(limited: StrategyProblem, start: tuple[int, ...]) -> SearchResult:
         gap = max(eps / 10, 1e-6)
         return solve(limited, time_limit_s=BUDGET_S, relative_gap=gap, seed=seed, hint=start or None)
 
-    def tell(searched: int, width: float) -> None:
-        nonlocal count
-        count = searched
-        say(f"{searched} budgets searched; widest gap left {width:.2g}")
-
+    known = Known(problem, eps)
     least = least_peak(problem, time_limit_s=BUDGET_S, seed=seed)
-    walked, left = walk_frontier(
-        problem, search, least, eps=eps, deadline=time.monotonic() + WALK_SHARE * time_limit_s,
+    if not least.assignment:
+        return known.tradeoff(0, rows=0, largest=0), "nothing is possible"
+    # both ends first: the fastest of all, and of those that meet the least peak
+    smallest = known.note(least.assignment)
+    known.ask(search, None, ())
+    known.ask(search, smallest.peak_bytes, smallest.assignment)
+    rows, largest = walk_frontier(
+        known, search, deadline=begun + WALK_SHARE * time_limit_s,
         on_stretch=lambda points, budget: say(f"{points} points; next those within {budget} bytes"),
     )  # fmt: skip
-    how = "by elimination, stretch by stretch"
-    if not left:
-        return walked, how
-    # whether the walk came to anything but the least peak
-    begun = walked.largest > 0
-    found = sweep_frontier(
-        problem, search, least, eps=eps, time_limit_s=max(deadline - time.monotonic(), 0.0),
-        known=walked if begun else None, known_from=left, on_point=tell,
+    searched = sweep_frontier(
+        known, search, deadline=begun + time_limit_s,
+        on_point=lambda count, gaps: say(f"{count} budgets searched; {gaps} gaps were open"),
     )  # fmt: skip
-    swept = f"by {count} searches under different budgets"
-    return found, f"{how}, and {swept}" if begun else swept
+    found = known.tradeoff(int(smallest.peak_bytes * (1 - LEAST_GAP)), rows=rows, largest=largest)
+    ways = ["by elimination, stretch by stretch"] if largest else []
+    ways += [f"by {searched} searches under different budgets"] if searched or not largest else []
+    return found, ", and ".join(ways)

@@ -14,15 +14,14 @@ from jaxplan.search import (
     Node,
     SearchResult,
     StrategyProblem,
-    Termination,
     Usage,
     evaluate,
     exhaustive,
-    least_peak,
     stretches,
 )
 from jaxplan.search import frontier as frontier_module
-from jaxplan.search.frontier import TooWide, Tradeoff, trace_frontier
+from jaxplan.search.frontier import TooWide, trace_frontier
+from jaxplan.search.known import Known, Tradeoff
 from jaxplan.search.stretches import walk_frontier
 from jaxplan.search.sweep import sweep_frontier
 
@@ -119,24 +118,40 @@ def test_what_is_merged_or_left_out_is_covered_by_the_bound(width: float, most_r
     assert loose, "no case in which the bound has anything to say"
 
 
+def exhaustively(limited: StrategyProblem, start: tuple[int, ...]) -> SearchResult:
+    return exhaustive.solve(limited, hint=start or None)
+
+
+def known_ends(problem: StrategyProblem, least_bytes: int, eps: float) -> Known:
+    """What `tradeoff` begins from: both ends of the frontier."""
+    known = Known(problem, eps)
+    known.note(exhaustive.solve(replace(problem, limit_bytes=least_bytes)).assignment)
+    known.ask(exhaustively, None, ())
+    return known
+
+
 def check_walk(seed: int) -> None:
     """Stretches found under prices and bounds are together the frontier that enumeration finds."""
     problem = random_problem(seed)
     seconds, peaks = enumerated(problem)
     if not seconds.size:
         return
-    least = SearchResult(
-        assignment=exhaustive.solve(replace(problem, limit_bytes=int(peaks.min()))).assignment,
-        objective_s=0.0, bound_s=-math.inf, termination=Termination.OPTIMAL, peak_bytes=int(peaks.min()), wall_s=0.0,
-    )  # fmt: skip
-    found, left = walk_frontier(
-        problem, lambda limited, start: exhaustive.solve(limited, hint=start or None), least, eps=0.0
-    )
+    known = known_ends(problem, int(peaks.min()), eps=0.0)
+    rows, largest = walk_frontier(known, exhaustively)
+    assert not known.gaps(), "a walk over so small a problem goes all the way"
+    check_whole(problem, known.tradeoff(int(peaks.min()), rows=rows, largest=largest), seconds, peaks)
+
+
+def check_whole(problem: StrategyProblem, found: Tradeoff, seconds: np.ndarray, peaks: np.ndarray) -> None:
     check_points(problem, found)
-    assert left == 0, "a walk over so small a problem goes all the way"
     assert [(p.peak_bytes, pytest.approx(p.objective_s, rel=1e-9)) for p in found.points] == staircase(
         seconds, peaks
     )
+    check_floor(found, seconds, peaks)
+    assert found.regret_bound < 1e-6
+
+
+def check_floor(found: Tradeoff, seconds: np.ndarray, peaks: np.ndarray) -> None:
     for size, best_s in staircase(seconds, peaks):
         assert found.bound_at(size) <= best_s * (1 + 1e-9) + 1e-18
 
@@ -154,35 +169,41 @@ def test_a_thousand_walks_are_the_frontier_too(seeds: range) -> None:
         check_walk(seed)
 
 
-def test_what_a_coarse_walk_leaves_to_a_sweep_is_covered_by_both_bounds(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("eps", [0.0, 0.05])
+def test_what_a_walk_leaves_to_a_sweep_is_covered_by_both_bounds(
+    eps: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    walk_on = stretches._Stretches.next_limit
+    cover = stretches._Stretches.cover
 
-    def one_stretch(walk: stretches._Stretches, limit: int) -> int:
+    def one_stretch(walk: stretches._Stretches, limit: int) -> bool:
         # as where time is over, or tables are too wide, after the first
-        return walk_on(walk, limit) if not walk.largest else limit
+        if walk.largest:
+            walk.deadline = 0.0
+        return cover(walk, limit)
 
-    monkeypatch.setattr(stretches._Stretches, "next_limit", one_stretch)
-    swept = 0
+    monkeypatch.setattr(stretches._Stretches, "cover", one_stretch)
+    monkeypatch.setattr(stretches, "FIRST", 0.001)
+    left_over = 0
     for seed in range(340, 400):
         problem = random_problem(seed)
         seconds, peaks = enumerated(problem)
         if not seconds.size:
             continue
-
-        def search(limited: StrategyProblem, start: tuple[int, ...]) -> SearchResult:
-            return exhaustive.solve(limited, hint=start or None)
-
-        least = least_peak(problem)
-        found, left = walk_frontier(problem, search, least, eps=0.05)
-        if left and found.largest:
-            swept += 1
-            found = sweep_frontier(problem, search, least, eps=0.05, known=found, known_from=left)
-        check_points(problem, found)
-        for size, best_s in staircase(seconds, peaks):
-            assert found.bound_at(size) <= best_s * (1 + 1e-9)
-    assert swept, "no walk was left to a sweep"
+        known = known_ends(problem, int(peaks.min()), eps)
+        rows, largest = walk_frontier(known, lambda limited, start: replace(
+            exhaustively(limited, start), assignment=(), bound_s=-math.inf
+        ))  # fmt: skip
+        check_floor(known.tradeoff(int(peaks.min()), rows=rows, largest=largest), seconds, peaks)
+        left_over += largest > 0 and bool(known.gaps())
+        sweep_frontier(known, exhaustively)
+        found = known.tradeoff(int(peaks.min()), rows=rows, largest=largest)
+        if eps:
+            check_points(problem, found)
+            check_floor(found, seconds, peaks)
+            assert found.regret_bound <= eps * (1 + 1e-6)
+        else:
+            check_whole(problem, found, seconds, peaks)
+    assert left_over > 5, "no walk was left to a sweep"
 
 
 def test_a_sweep_is_the_frontier_too() -> None:
@@ -192,35 +213,37 @@ def test_a_sweep_is_the_frontier_too() -> None:
         if not seconds.size:
             continue
         told: list[int] = []
-        found = sweep_frontier(
-            problem,
-            lambda limited, start: exhaustive.solve(limited, hint=start or None),
-            least_peak(problem),
-            eps=0.0,
-            on_point=lambda count, _, told=told: told.append(count),  # type: ignore[misc]
-        )
-        check_points(problem, found)
-        assert [(p.peak_bytes, pytest.approx(p.objective_s, rel=1e-9)) for p in found.points] == staircase(
-            seconds, peaks
-        )
-        assert found.regret_bound < 1e-6
-        assert told == sorted(told)
+        known = known_ends(problem, int(peaks.min()), eps=0.0)
+        searched = sweep_frontier(
+            known, exhaustively, on_point=lambda count, _, told=told: told.append(count)
+        )  # type: ignore[misc]
+        check_whole(problem, known.tradeoff(int(peaks.min()), rows=0, largest=0), seconds, peaks)
+        assert told == list(range(1, searched + 1))
 
 
-def test_a_coarse_sweep_says_how_coarse_it_is() -> None:
-    for seed in range(340, 370):
+def test_what_is_known_is_told_for_every_budget() -> None:
+    """Floors and gaps against enumeration, budget by budget, where only few budgets were searched."""
+    for seed in range(300, 360):
         problem = random_problem(seed)
         seconds, peaks = enumerated(problem)
-        if not seconds.size:
+        if not seconds.size or np.ptp(peaks) < 10:
             continue
-        found = sweep_frontier(
-            problem,
-            lambda limited, start: exhaustive.solve(limited, hint=start or None),
-            least_peak(problem),
-            eps=0.5,
-        )
-        for size, best_s in staircase(seconds, peaks):
-            assert found.bound_at(size) <= best_s * (1 + 1e-9)
+        known = known_ends(problem, int(peaks.min()), eps=0.01)
+        for part in (0.3, 0.7):
+            known.ask(exhaustively, int(peaks.min() + part * np.ptp(peaks)), ())
+        found, gaps = known.tradeoff(int(peaks.min()), rows=0, largest=0), known.gaps()
+        for budget in np.linspace(peaks.min(), peaks.max(), 200).astype(np.int64).tolist():
+            best_s = seconds[peaks <= budget].min()
+            point, bound_s = found.at_memory(budget), found.bound_at(budget)
+            assert point is not None
+            assert bound_s <= best_s * (1 + 1e-9)
+            in_gap = [gap for gap in gaps if gap.low_bytes <= budget <= gap.high_bytes]
+            after = [p.peak_bytes for p in found.points if p.peak_bytes > budget]
+            if in_gap:
+                assert in_gap[0].slow_s == point.objective_s
+                assert in_gap[0].fast_s <= best_s * (1 + 1e-9)
+            elif not after or after[0] - budget > known.grain_bytes:
+                assert point.objective_s <= 1.01 * bound_s * (1 + 1e-6)
 
 
 def chain(length: int, strategies: int, seed: int) -> StrategyProblem:

@@ -1,0 +1,250 @@
+"""What is known of a frontier: points that were found, floors that were proved, and the gaps between the two.
+
+A floor says of every budget that nothing within it is faster than so many seconds.  Where the fastest point found is
+within `eps` of the highest floor, the frontier is known; the other budgets are gaps, whichever search left them.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from .base import SearchResult
+from .evaluate import Evaluator
+from .problem import Floats, Ints, StrategyProblem
+
+BudgetSearch = Callable[[StrategyProblem, tuple[int, ...]], SearchResult]
+"""(a problem with its limit, an assignment to start from or ()) -> the search's result."""
+
+#: What float sums in another order can make of a cost, relatively.
+ROUNDING = 1e-9
+
+#: Halvings that find a budget among all that 64 bits can say.
+HALVINGS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class TradeoffPoint:
+    """An assignment that no other one found beats in both.
+
+    Attributes:
+      objective_s, peak_bytes: as `evaluate` finds them; assignment: of the problem asked about.
+    """
+
+    objective_s: float
+    peak_bytes: int
+    assignment: tuple[int, ...]
+
+
+def staircase(points: Iterable[TradeoffPoint]) -> tuple[TradeoffPoint, ...]:
+    """Those that no other one beats in both, by increasing peak."""
+    kept: list[TradeoffPoint] = []
+    for point in sorted(points, key=lambda p: (p.peak_bytes, p.objective_s, p.assignment)):
+        if not kept or point.objective_s < kept[-1].objective_s:
+            kept.append(point)
+    return tuple(kept)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tradeoff:
+    """The frontier.
+
+    Attributes:
+      points: by increasing peak, strictly; the objective strictly decreases.
+      floor: (bytes, seconds) steps by increasing bytes: with a budget under the next step's bytes nothing is faster.
+      rows, largest: how many time steps the tables carried, and the entries of the largest; 0 of a sweep.
+      grain_bytes: budgets that differ by no more were not told apart.
+    """
+
+    points: tuple[TradeoffPoint, ...]
+    floor: tuple[tuple[int, float], ...]
+    rows: int
+    largest: int
+    grain_bytes: int = 0
+
+    def at_memory(self, budget_bytes: int) -> TradeoffPoint | None:
+        """The fastest point within a budget; None when none is."""
+        position = bisect_right([point.peak_bytes for point in self.points], budget_bytes)
+        return self.points[position - 1] if position else None
+
+    def bound_at(self, budget_bytes: float) -> float:
+        """Seconds that no assignment within a budget is under; infinite when nothing is within it."""
+        position = bisect_right([size for size, _ in self.floor], budget_bytes)
+        return self.floor[position - 1][1] if position else math.inf
+
+    @property
+    def regret_bound(self) -> float:
+        """At most how much slower, relatively, a point is than the optimum of any budget for which it is the fastest
+        (0: all exact); budgets less than a grain under the next point's peak are not told from it.
+        """
+        worst, ends = 0.0, [point.peak_bytes - 1 - self.grain_bytes for point in self.points[1:]]
+        for point, budget in zip(self.points, [*ends, math.inf], strict=True):
+            bound_s = self.bound_at(budget)
+            if budget >= point.peak_bytes and point.objective_s > bound_s:
+                worst = max(worst, point.objective_s / bound_s - 1 if bound_s > 0 else math.inf)
+        return worst
+
+
+@dataclass(frozen=True, kw_only=True)
+class Floor:
+    """What one search proves of every budget up to `limit`.
+
+    Nothing within a budget is faster than both the steps say and `target_s + price_s * (limit - budget)`.
+
+    Attributes:
+      sizes, seconds: of the steps, ascending and descending: nothing under `sizes[i + 1]` bytes beats `seconds[i]`.
+    """
+
+    limit: int
+    target_s: float
+    price_s: float = 0.0
+    sizes: Floats = field(default_factory=lambda: np.zeros(0))
+    seconds: Floats = field(default_factory=lambda: np.zeros(0))
+
+    def at(self, budgets: Floats | Ints) -> Floats:
+        """Seconds that nothing within each budget is under; -inf where this says nothing."""
+        line = self.target_s + self.price_s * (self.limit - budgets)
+        step = np.searchsorted(self.sizes, budgets, side="right") - 1
+        table = np.where(step >= 0, np.append(self.seconds, math.inf)[step], math.inf)
+        return np.where(budgets <= self.limit, np.minimum(line, table), -math.inf)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gap:
+    """Budgets from `low_bytes` to `high_bytes`, both among them, of which more is not known than that their optimum is
+    between `fast_s` and `slow_s`.  `start` is an assignment within every one of them.
+    """
+
+    low_bytes: int
+    high_bytes: int
+    fast_s: float
+    slow_s: float
+    start: tuple[int, ...]
+
+    @property
+    def width(self) -> float:
+        """The area: bytes, times the seconds as a ratio."""
+        seconds = math.log(self.slow_s / self.fast_s) if self.fast_s > 0 else math.inf
+        return seconds * (self.high_bytes - self.low_bytes + 1)
+
+
+class Known:
+    """The points found and the floors proved so far of one problem, whose own limit is left aside.
+
+    Attributes:
+      top_bytes: more than this nothing needs.
+    """
+
+    def __init__(self, problem: StrategyProblem, eps: float) -> None:
+        self.problem, self.eps = problem, eps
+        self.top_bytes = _most_bytes(problem)
+        self.points: dict[tuple[int, ...], TradeoffPoint] = {}
+        self.floors: list[Floor] = []
+        self._evaluate = Evaluator(replace(problem, limit_bytes=None))
+
+    def note(self, assignment: tuple[int, ...]) -> TradeoffPoint:
+        """Keep a point."""
+        if assignment not in self.points:
+            found = self._evaluate(assignment)
+            self.points[assignment] = TradeoffPoint(
+                objective_s=found.objective_s, peak_bytes=found.peak_bytes, assignment=assignment
+            )
+        return self.points[assignment]
+
+    def ask(self, search: BudgetSearch, limit_bytes: int | None, start: tuple[int, ...]) -> None:
+        """Search within one budget (None: any); what it finds is noted, what it proves is a floor."""
+        result = search(replace(self.problem, limit_bytes=limit_bytes), start)
+        limit = self.top_bytes if limit_bytes is None else limit_bytes
+        self.floors.append(Floor(limit=limit, target_s=result.bound_s))
+        if result.assignment:
+            self.note(result.assignment)
+
+    def front(self) -> tuple[TradeoffPoint, ...]:
+        """The points that no other one beats."""
+        return staircase(self.points.values())
+
+    @property
+    def span_bytes(self) -> int:
+        """What lies between the ends of the frontier."""
+        front = self.front()
+        return front[-1].peak_bytes - front[0].peak_bytes if front else 0
+
+    @property
+    def grain_bytes(self) -> int:
+        """Budgets that differ by no more are not told apart."""
+        return int(self.eps * self.span_bytes)
+
+    def at(self, budgets: Ints) -> Floats:
+        """Seconds that nothing within each budget is under."""
+        return np.max(
+            [np.full(budgets.size, -math.inf), *(floor.at(budgets) for floor in self.floors)], axis=0
+        )
+
+    def gaps(self) -> list[Gap]:
+        """What is not known, by increasing budget; nothing that is narrower than a grain, or than `eps` in seconds."""
+        front = self.front()
+        if not front:
+            return []
+        slow = np.array([point.objective_s for point in front])
+        low = np.array([point.peak_bytes for point in front], dtype=np.int64)
+        high = np.append(low[1:] - 1, max(self.top_bytes, int(low[-1])))
+        known_s = (slow - ROUNDING * np.abs(slow)) / (1 + self.eps)
+        fast = self.at(high)
+        # floors fall with the budget: the smallest one whose floor is too low, by halves
+        under, over = low - 1, high.copy()
+        for _ in range(HALVINGS):
+            middle = under + (over - under) // 2
+            is_open = self.at(middle) < known_s
+            over, under = np.where(is_open, middle, over), np.where(is_open, under, middle)
+        first = np.maximum(over, low)
+        grain = self.grain_bytes
+        # whatever is within a grain of the next point may be that point
+        wide = np.append((high - first + 1)[:-1] > grain, True)
+        return [
+            Gap(
+                low_bytes=int(first[i]), high_bytes=int(high[i]), fast_s=float(fast[i]), slow_s=float(slow[i]),
+                start=front[i].assignment,
+            )
+            for i in np.flatnonzero((fast < known_s) & wide)
+        ]  # fmt: skip
+
+    def gap_at(self, budget_bytes: int) -> Gap | None:
+        """The gap that a budget is in."""
+        return next((gap for gap in self.gaps() if gap.low_bytes <= budget_bytes <= gap.high_bytes), None)
+
+    def tradeoff(self, least_bytes: int, *, rows: int, largest: int) -> Tradeoff:
+        """All of it; nothing is within less than `least_bytes`."""
+        sizes = {least_bytes}
+        for point in self.front():
+            sizes |= {point.peak_bytes, point.peak_bytes - self.grain_bytes}
+        for floor in self.floors:
+            sizes |= {floor.limit + 1, *floor.sizes.astype(np.int64).tolist()}
+        most = max(self.top_bytes, least_bytes)
+        starts = np.array(sorted(size for size in sizes if least_bytes <= size <= most), dtype=np.int64)
+        # of all budgets from one start to the next, the largest allows most
+        proved = self.at(np.append(starts[1:] - 1, most))
+        steps: list[tuple[int, float]] = []
+        for start, bound_s in zip(starts.tolist(), proved.tolist(), strict=True):
+            if not steps or bound_s < steps[-1][1]:
+                steps.append((int(start), bound_s))
+        return Tradeoff(
+            points=self.front(), floor=tuple(steps), rows=rows, largest=largest, grain_bytes=self.grain_bytes
+        )
+
+
+def _most_bytes(problem: StrategyProblem) -> int:
+    """The peak if every usage were at its largest: more than any assignment's."""
+    change: dict[int, int] = {}
+    for usage in problem.usages:
+        most = int(usage.bytes.max())
+        change[usage.start] = change.get(usage.start, 0) + most
+        change[usage.stop] = change.get(usage.stop, 0) - most
+    alive, peak = 0, 0
+    for step in sorted(change):
+        alive += change[step]
+        peak = max(peak, alive)
+    return peak
