@@ -378,6 +378,7 @@ def test_frontier_writes_its_files_and_prints_its_points(
             points=points,
             method="by hand",
             eps=0.0,
+            regret_bound=0.0,
         )
 
     monkeypatch.setattr(jaxplan, "frontier", frontier)
