@@ -56,7 +56,7 @@ def fills(flow: Flow, times: Sequence[int]) -> tuple[Fill, ...]:
         elif op.primitive == "carry_init" or op.primitive.startswith("scatter"):
             if (number := numbers.get(op.operands[0])) is not None and values[op.results[0]].shape:
                 written[key(op.results[0], number, loop)].append((op.results[0], times[op.index]))
-        elif flow.kinds[op.index] == "fused" and not flow.source[op.results[0]]:
+        elif op.primitive in _READERS and not flow.source[op.results[0]]:
             shape = values[op.results[0]].shape
             for value in op.operands:
                 if (number := numbers.get(value)) is not None and values[value].shape in ((), shape):
@@ -92,6 +92,9 @@ def _numbers(graph: Graph) -> dict[int, float]:
             found[op.results[0]] = found[op.operands[0]]
     return found
 
+
+_READERS = frozenset({"clamp", "eq", "ge", "gt", "le", "lt", "max", "min", "ne", "select_n"})
+"""Elementwise work that reads a number as it is: XLA simplifies arithmetic with zeros and ones away."""
 
 _ALIKE = frozenset({"broadcast_in_dim", "convert_element_type", "reshape", "squeeze", "slice", "transpose"})
 """What leaves a number everywhere one number everywhere."""
