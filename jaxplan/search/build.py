@@ -83,6 +83,7 @@ class _Builder:
         self.usages: list[Usage] = []
         self.labels: list[str] = []
         self.values: dict[int, Port] = {}
+        self.finished: dict[int, Port] = {}
         self.copies: dict[int, Port] = {}
         self.copies_inside: dict[int, Port] = {}
         self.reads: dict[tuple[int, int], Port] = {}
@@ -179,6 +180,7 @@ class _Builder:
             self._read(op, position, port, tied=tied, trips=trips)
         for position, value in enumerate(op.results):
             self.values[value] = Port(node=node, places=options.results[position])
+            self._finish(value, op)
             self._copy(value)
             if op.primitive == "carry_init":
                 self._copy_inside(value)
@@ -214,6 +216,12 @@ class _Builder:
 
     # -- edges --------------------------------------------------------------------------------------------
 
+    def _finish(self, value: int, op: Op) -> None:
+        """What several read of a sum that an addition left pending is summed once for all of them."""
+        pending = op.primitive in SUMS and (self.values[value].places == UNREDUCED).any()
+        if pending and op.index not in self.accumulating and len(self.sharing.readers(value)) > 1:
+            self.finished[value] = self._copied(value, op.trips, tied=True)
+
     def _copy(self, value: int) -> None:
         producer = self.producers[value]
         readers = {o for o, _ in self.sharing.readers(value) if self.sharing.shares(value, o)}
@@ -227,11 +235,11 @@ class _Builder:
         if len(readers) > 1 and self.graph.values[carry].shape:
             self.copies_inside[carry] = self._copied(carry, self.graph.ops[min(readers)].trips)
 
-    def _copied(self, value: int, trips: float) -> Port:
-        made, places = self.values[value], self._all(self.graph.values[value].shape)
-        node = self._node(np.zeros(len(places)), f"copy of {self.labels[made.node]}")
+    def _copied(self, value: int, trips: float, *, tied: bool = False) -> Port:
+        made, places = self.finished.get(value, self.values[value]), self._all(self.graph.values[value].shape)
+        node = self._node(np.zeros(len(places)), f"{'sum' if tied else 'copy'} of {self.labels[made.node]}")
         port = Port(node=node, places=places)
-        self._edge(made, port, value, tied=False, trips=trips)
+        self._edge(made, port, value, tied=tied, trips=trips)
         return port
 
     def _read(self, op: Op, position: int, port: Port, *, tied: bool, trips: float) -> None:
@@ -244,7 +252,7 @@ class _Builder:
         elif inside is not None and self.sharing.shares_inside(value, op.index):
             made, can_tie = inside, True
         else:
-            made, can_tie = self.values[value], self.sharing.follows(value)
+            made, can_tie = self.finished.get(value, self.values[value]), self.sharing.follows(value)
         if made is not self.values[value]:
             self.taken_from[op.index, position] = made
         sliced = op.primitive == "scan_slice"
@@ -301,7 +309,7 @@ class _Builder:
         inputs_of = {out: inp for inp, out in self.graph.aliases}
         ports: dict[int, Port] = {}
         for position, value in enumerate(self.graph.outputs):
-            made = self.copies.get(value) or self.values.get(value)
+            made = self.copies.get(value) or self.finished.get(value) or self.values.get(value)
             if made is None and position not in inputs_of and position not in self.output_pins:
                 continue  # a source's layout is anybody's choice
             if position in inputs_of:
@@ -344,6 +352,9 @@ class _Builder:
             producer = self.graph.ops[self.producers[value]]
             if producer.primitive == "carry_init" and self.producers[value] >= 0:
                 start = producer.index
+            if value in self.finished:
+                self._usage(port, value, start, start + 1, pending=True)
+                port = self.finished[value]
             copy = self.copies.get(value)
             if copy is not None:
                 others = [needed[o] for o, _ in self.sharing.readers(value) if not self.sharing.shares(value, o)]

@@ -1,0 +1,90 @@
+"""What a search decides to communicate is what Shardy's explicit collectives say, kind by kind and axis by axis."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import jax
+import pytest
+from jax.sharding import AbstractMesh
+
+import models
+from jaxplan.api import Found, Options, Pipeline, model_of, target_of
+from jaxplan.cost import collective_wire_bytes
+from jaxplan.hardware import load_profile
+from jaxplan.ir import trace
+from jaxplan.sharding import MeshAxes, reshard_steps
+
+MESHES: dict[str, MeshAxes] = {
+    "4x2": (("data", 4), ("model", 2)),
+    "2x2x2": (("data", 2), ("fsdp", 2), ("model", 2)),
+}
+NOISE = 1e-3
+"""Of all bytes: loss and norm are sums of some scalars each, which the partitioner adds up before or after."""
+
+Sent = Counter[tuple[str, frozenset[str]]]
+
+
+def planned(model: str, mesh: str, template: str | None) -> tuple[Sent, Sent]:
+    """Bytes that a device sends by kind and axes, as the search decided and as the partitioner inserted.
+
+    The machine starts kernels and messages at once: of tiny steps too bytes decide.
+    """
+    profile = load_profile("tpu-v5e")
+    links = tuple(replace(link, latency_s=1e-12, launch_s=1e-12) for link in profile.links)
+    axes, module = MESHES[mesh], models.get(model)
+    target = target_of(
+        AbstractMesh(tuple(n for _, n in axes), tuple(name for name, _ in axes)),
+        replace(profile, op_overhead_s=1e-12, links=links),
+    )
+    config, options = module.CONFIGS["tiny"], Options(time_limit_s=60.0)
+    state = jax.eval_shape(lambda: module.init_state(config, jax.random.key(0)))
+    traced = trace(module.make_train_step(config), (state, module.batch_shapes(config)), {}, donate_argnums=(0,))
+    planner = Pipeline(
+        traced, target, model_of(target, options), target.profile.usable_bytes, options, {}, {}, lambda _: None
+    )
+    found = planner.search({} if template is None else planner.template(template) or {})
+    assert isinstance(found, Found)
+    sizes, chosen = dict(axes), found.result.assignment
+
+    def extents(names: tuple[str, ...]) -> list[int]:
+        return [int(name.partition(")")[2]) if ")" in name else sizes[name] for name in names]
+
+    decided: Sent = Counter()
+    for edge, moved in zip(found.space.problem.edges, found.space.passages, strict=True):
+        tail, head = moved.tails[chosen[edge.tail]], moved.heads[chosen[edge.head]]
+        for step in reshard_steps(tail, head, moved.bytes, axes):
+            if step.kind != "all_slice":
+                wire = float(collective_wire_bytes(step.kind, step.bytes, extents(step.axes)))
+                decided[step.kind, frozenset(step.axes)] += wire * moved.trips  # type: ignore[assignment]
+    inserted: Sent = Counter()
+    for item, _ in planner.checked("plan", found).checked.collectives:
+        if item.kind != "all_slice":
+            wire = float(collective_wire_bytes(item.kind, item.bytes, extents(item.axes)))
+            inserted[item.kind, frozenset(item.axes)] += wire * item.trips  # type: ignore[assignment]
+    return decided, inserted
+
+
+_SLOW = [
+    ("alexnet", "4x2", None), ("dlrm", "4x2", None), ("gnn", "4x2", None), ("gpt", "2x2x2", None),
+    ("gpt", "4x2", "fsdp"), ("lstm", "4x2", None), ("mamba", "4x2", None), ("moe", "4x2", None),
+    ("moe", "4x2", "fsdp"), ("nmt", "4x2", None), ("unet", "4x2", None), ("vgg", "4x2", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model", "mesh", "template"),
+    [
+        ("mlp", "4x2", None), ("mlp", "2x2x2", None), ("mlp", "4x2", "fsdp"), ("llama", "4x2", None),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in _SLOW),
+    ],
+)  # fmt: skip
+def test_decided_communication_is_what_the_partitioner_inserts(
+    model: str, mesh: str, template: str | None
+) -> None:
+    decided, inserted = planned(model, mesh, template)
+    total = sum(inserted.values())
+    assert total > 0
+    for which in decided | inserted:
+        assert abs(decided[which] - inserted[which]) <= NOISE * total, which
