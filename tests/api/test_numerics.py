@@ -112,9 +112,10 @@ def planned(model: str, config_name: str, mesh_name: str, search: str) -> list[t
         return step, step.plan(state, batches[0])
 
     step, plan = sharded(None)
-    if not cuts(plan, search):
-        # The whole state on every device is fastest for models as small as these: leave no room for it.
-        whole = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    whole = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    while not cuts(plan, search):
+        # The whole state on every device is fastest for models as small as these: leave no room for it, nor for
+        # whatever else there was room for instead.
         step, plan = sharded(plan.cost.peak_bytes - whole // 4)
     assert plan.search == search
     assert cuts(plan, search)
