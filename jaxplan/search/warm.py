@@ -1,0 +1,44 @@
+"""A search's compiled kernels, loaded before its clock starts: from Numba's cache a second, compiled anew ten."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+
+import numpy as np
+
+from .base import Search
+from .evaluate import Evaluator
+from .problem import Edge, Node, StrategyProblem, Usage
+
+#: Nodes of the ring that is searched for it: no reduction solves it, every search is through at once.
+RING, STRATEGIES = 6, 4
+
+
+@functools.cache
+def warmed(module: str) -> Search:
+    """The `solve` of a module of this package, after a search that calls its kernels."""
+    search: Search = importlib.import_module(f".{module}", __package__).solve
+    search(_ring(), time_limit_s=None, seed=0)
+    return search
+
+
+def _ring() -> StrategyProblem:
+    """A small problem in which memory binds and every choice depends on others."""
+    rng = np.random.default_rng(0)
+    problem = StrategyProblem(
+        nodes=tuple(Node(name=f"n{i}", costs_s=rng.random(STRATEGIES)) for i in range(RING)),
+        edges=tuple(
+            Edge(tail=i, head=(i + step) % RING, costs_s=rng.random((STRATEGIES, STRATEGIES)))
+            for i in range(RING)
+            for step in (1, 2)
+        ),
+        usages=tuple(
+            Usage(node=i, start=i, stop=i + 3, bytes=rng.integers(1, 1000, STRATEGIES)) for i in range(RING)
+        ),
+    )
+    evaluate = Evaluator(problem)
+    peaks = [evaluate([int(s) for s in rng.integers(STRATEGIES, size=RING)]).peak_bytes for _ in range(16)]
+    return StrategyProblem(
+        nodes=problem.nodes, edges=problem.edges, usages=problem.usages, limit_bytes=int(np.quantile(peaks, 0.25))
+    )
