@@ -329,7 +329,8 @@ class Pipeline:
             )
         result = solve(problem, hint=hint, **self._limits)
         if fold == "auto" and nodes >= RIVAL_NODES and result.assignment:
-            alike = space.folds.alike(limit_bytes, **self._limits)
+            as_good_s = result.bound_s / (1 - self.options.relative_gap)
+            alike = space.folds.alike(limit_bytes, enough_s=max(as_good_s, result.objective_s), **self._limits)
             if alike is not None:
                 return _alike_where_as_good(result, alike, self.options.relative_gap)
         return result

@@ -93,9 +93,15 @@ class Search(Protocol):
 
 
 class Incumbent:
-    """The best feasible assignment so far and the best bound so far, with the times at which they came."""
+    """The best feasible assignment so far and the best bound so far, with the times at which they came.
 
-    def __init__(self, problem: StrategyProblem, on_progress: Progress | None = None) -> None:
+    Where only what costs less than `enough_s` is wanted, a bound that excludes it ends the search.
+    """
+
+    def __init__(
+        self, problem: StrategyProblem, on_progress: Progress | None = None, enough_s: float = math.inf
+    ) -> None:
+        self.enough_s = enough_s
         self.evaluator = Evaluator(problem)
         # What rounding can make of costs that cancel.
         self._noise_s = 1e-12 * math.fsum(float(abs(node.costs_s).max()) for node in problem.nodes)
@@ -139,7 +145,9 @@ class Incumbent:
             self._record()
 
     def closed(self, relative_gap: float) -> bool:
-        """Whether the best so far is within the gap of the bound."""
+        """Whether the best so far is within the gap of the bound, or nothing costs as little as is wanted."""
+        if self.bound_s >= self.enough_s:
+            return True
         slack = self.objective_s - self.bound_s
         return math.isfinite(slack) and slack <= relative_gap * abs(self.objective_s)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -61,11 +62,13 @@ class Folds:
         time_limit_s: float | None = None,
         relative_gap: float = 1e-4,
         seed: int = 0,
+        enough_s: float = math.inf,
     ) -> SearchResult | None:
         """The cheapest assignment in which nodes that are alike choose alike; nothing is proved of any other.
 
         Args:
           kept: by node, the strategies that are left to it (ascending); every one, where it isn't named.
+          enough_s: only what costs less is wanted; where nothing does, what is returned may cost anything.
 
         Returns None where the problem does not fold, or where nodes that are alike have nothing in common left.
         """
@@ -75,7 +78,7 @@ class Folds:
             return None
         found, _ = ilp.solve_with_room(
             tied.problem, time_limit_s=time_limit_s, relative_gap=relative_gap, seed=seed,
-            matrices=self.matrices,
+            matrices=self.matrices, enough_s=enough_s,
         )
         best = self._incumbent.aside()
         if not found.assignment:

@@ -47,12 +47,14 @@ def solve(
     on_progress: Progress | None = None,
     hint: Sequence[int] | None = None,
     matrices: Matrices | None = None,
+    enough_s: float = math.inf,
 ) -> SearchResult:
     """The cheapest feasible assignment, within `relative_gap` of the bound; see `jaxplan.search.base.Search`.
 
     INFEASIBLE comes without an assignment; `least_peak` says how many bytes are needed.  `matrices`: see `reduce`.
+    OPTIMAL is what is found first, if anything, once it is known that nothing costs less than `enough_s`.
     """
-    best = Incumbent(problem.verify(), on_progress)
+    best = Incumbent(problem.verify(), on_progress, enough_s)
     deadline = math.inf if time_limit_s is None else best.started + time_limit_s
     try:
         if hint is not None:
@@ -73,20 +75,20 @@ def solve(
 
 def solve_with_room(
     problem: StrategyProblem, *, time_limit_s: float | None = None, relative_gap: float = 1e-4, seed: int = 0,
-    matrices: Matrices | None = None,
+    matrices: Matrices | None = None, enough_s: float = math.inf,
 ) -> tuple[SearchResult, bool]:  # fmt: skip
     """`solve`, first without the limit: an optimum that keeps it all the same is one within it, and soon found.
 
     For problems of which most have room to spare: whatever the peaks have a say in reduces less.  Returns the result,
     and whether the limit had a say in it.
     """
-    search = functools.partial(solve, relative_gap=relative_gap, seed=seed, matrices=matrices)
+    search = functools.partial(solve, relative_gap=relative_gap, seed=seed, matrices=matrices, enough_s=enough_s)
     if problem.limit_bytes is None:
         return search(problem, time_limit_s=time_limit_s), False
     free = search(replace(problem, limit_bytes=None), time_limit_s=time_limit_s)
     if free.assignment and free.peak_bytes <= problem.limit_bytes:
         return free, False
-    if free.termination is Termination.INTERRUPTED:
+    if free.termination is Termination.INTERRUPTED or free.bound_s >= enough_s:
         return replace(free, assignment=()), True
     left_s = None if time_limit_s is None else max(time_limit_s - free.wall_s, 0.0)
     return search(problem, time_limit_s=left_s), True

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -61,6 +61,9 @@ SEARCH_PATIENCE, CORES_GAP, EXACT_COLUMNS, CORES_TIME = 8, 0.02, 200_000, 0.4
 
 #: ... but where it is that close it goes on while it gains: its rounds take tenths of a second, exact ones many.
 CLOSE_PATIENCE = 2
+
+#: What has more columns is first tried by elimination, where branching begins: that takes some tenths of a second.
+CLIMB_COLUMNS = 3_000
 
 #: After so many cores the whole is solved: where nothing is feasible, no core ever tells.
 MOST_CORES = 8
@@ -188,6 +191,8 @@ class Rounds:
             if time.monotonic() > self.engine.deadline:
                 raise OutOfTime
             reach *= CORE_GROWTH
+        if self._climbed(dual.price):
+            return True
         return self._relax(Program(self.small, range(len(self.small.nodes))))
 
     def _solve_core(self, dual: DualAscent, core: StrategyProblem, left: list[Ints], target_s: float) -> bool:
@@ -239,9 +244,27 @@ class Rounds:
             # A core without a solution under its cost has told all it can: that, and its prices.
             return True
         integral = answer.values[program.offset + chosen] > 1 - INTEGRAL
+        if _columns(self.small) > CLIMB_COLUMNS and self._climbed(self.prices):
+            return True
         # Rows added after the last relaxation are unknown to it.
         seen = frozenset(peak for peak in self.rows if peak not in new)
         return self._exact(chosen, integral, seen)
+
+    def _climbed(self, prices: Mapping[int, float]) -> bool:
+        """Whether elimination at some prices of memory closes the gap, perhaps up to the ceiling."""
+        from .dual import DualAscent
+        from .priced import PricedSearch
+
+        dual, own = DualAscent(self.small), self.best.aside()
+        dual.set_prices(prices)
+        search = PricedSearch(
+            dual, self.lift, own, relative_gap=self.relative_gap, deadline=self.engine.deadline, seed=self.engine.seed
+        )
+        search.climb()
+        if own.assignment:
+            self.best.offer(own.assignment)
+        self._raise_bound(own.bound_s)
+        return self.best.closed(self.relative_gap) or own.bound_s >= self.ceiling_s
 
     def _exact(self, relaxed: Ints, integral: Bools, seen: frozenset[int]) -> bool:
         """Solve each part exactly unless its relaxation is integral; again with more rows while a peak

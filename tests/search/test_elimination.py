@@ -151,3 +151,22 @@ def test_large_problems_give_the_same_answer_again(monkeypatch: pytest.MonkeyPat
         first, again = (ilp.solve(problem, seed=3) for _ in range(2))
         assert first.termination is Termination.OPTIMAL
         assert (first.assignment, first.bound_s) == (again.assignment, again.bound_s)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_climb_bounds_from_below_and_ends_at_the_optimum_without_a_limit(seed: int) -> None:
+    problem = random_problem(seed)
+    for limit in (None, problem.limit_bytes):
+        within = replace(problem, limit_bytes=limit)
+        least = exhaustive(within)
+        best = Incumbent(within)
+        search = PricedSearch(DualAscent(within), list, best, relative_gap=1e-9, deadline=math.inf, seed=seed)
+        search.climb()
+        if not least.assignment:
+            assert not best.assignment
+            continue
+        assert best.bound_s <= least.objective_s + 1e-9 * abs(least.objective_s)
+        assert best.objective_s >= least.objective_s - 1e-9 * abs(least.objective_s)
+        if limit is None:
+            assert best.objective_s == pytest.approx(least.objective_s)
+            assert best.bound_s == pytest.approx(least.objective_s)

@@ -128,3 +128,20 @@ def test_infeasible_by_memory_alone() -> None:
     assert result.termination is Termination.INFEASIBLE
     assert "12 bytes" in result.reason
     assert least_peak(problem).peak_bytes == 13
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_search_ends_once_nothing_is_as_cheap_as_wanted(seed: int) -> None:
+    problem = random_problem(seed)
+    least = exhaustive(problem)
+    if not least.assignment:
+        assert not solve(problem, enough_s=1.0).assignment
+        return
+    wanted_s = least.objective_s - 0.2 * abs(least.objective_s)
+    ended = solve(problem, enough_s=wanted_s)
+    # What it says holds, and it never says that something is cheaper than the least.
+    assert ended.bound_s <= least.objective_s + 1e-9 * abs(least.objective_s)
+    assert ended.bound_s >= wanted_s or ended.objective_s == pytest.approx(least.objective_s)
+    assert solve(problem, enough_s=least.objective_s + abs(least.objective_s)).objective_s == pytest.approx(
+        least.objective_s, rel=2e-4
+    )
