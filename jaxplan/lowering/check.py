@@ -14,6 +14,7 @@ import dataclasses
 import re
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -27,9 +28,11 @@ from ..sharding import (
     MeshAxes,
     Partitioned,
     Rule,
+    imported_copy,
     layout_of_places,
-    partition,
+    partition_imported,
     reshard_steps,
+    with_pins,
 )
 from .constrain import finished, pin_entries, pin_values
 from .jit import SCOPE, lower_flat
@@ -55,7 +58,7 @@ class Checked:
         larger, nor of the same kind, axes and bytes anywhere (the partitioner may reshard one fused operation earlier
         or later).
       differing: values whose layout still differs from the decision, with the layout found.
-      rounds: how often the step was lowered.
+      rounds: how often the partitioner was asked.
     """
 
     constraints: tuple[Constraint, ...]
@@ -92,6 +95,7 @@ def check(
     """
     graph = traced.graph
     expected, moves = _communicating(graph, rules, axes, values, reads)
+    producers = graph.producers()
     short = None
     if shorten:
         listing = listing_of(traced.jaxpr, traced.consts)
@@ -100,10 +104,13 @@ def check(
     def once(short: Short | None) -> Checked | None:
         found = constraints
         pinned: set[Site | None] = {c.site for c in constraints}
+        imported = None
         for round_number in range(1, max_rounds + 1):
-            with names_alone():
-                lowered = lower_flat(traced, found, mesh, inputs, outputs, platform=platform, short=short)
-            result = partition(lowered.compiler_ir("stablehlo"), while_trips=while_trips)
+            if imported is None:
+                with names_alone():
+                    lowered = lower_flat(traced, found, mesh, inputs, outputs, platform=platform, short=short)
+                imported = imported_copy(lowered.compiler_ir("stablehlo"))
+            result = partition_imported(imported, while_trips=while_trips)
             differing = _differences(graph, axes, values, result)
             collectives = [(c, _asking(c.scope)) for c in result.collectives]
             if short is not None:
@@ -127,6 +134,8 @@ def check(
                 break
             found += pin_values(graph, values, fresh, orders) + pin_entries(graph, values, entries, orders)
             pinned |= {graph.values[v].site for v in fresh} | {site for _, site in entries}
+            there = [(producers[v], v) for v in fresh if short is None or short.keeps(producers[v])]
+            imported = None if entries else _with_pins(imported, graph, there, values, orders)
         return Checked(
             constraints=found,
             collectives=tuple(collectives),
@@ -139,6 +148,25 @@ def check(
     checked = once(short) or once(None)
     assert checked is not None  # only a shortened step can fail to speak for the whole
     return checked
+
+
+def _with_pins(
+    imported: Any,
+    graph: Graph,
+    fresh: Sequence[tuple[int, int]],
+    values: Mapping[int, np.ndarray],
+    orders: Orders,
+) -> Any | None:
+    """The module with the results `fresh`, (operation, value) pairs, pinned; None where it has to be made anew."""
+    if any(len(graph.ops[op].results) != 1 for op, _ in fresh):
+        return None
+    pins = {}
+    for op, value in fresh:
+        shape, site = graph.values[value].shape, graph.values[value].site
+        if site is None or site.kind != "result":
+            return None
+        pins[op] = shape, orders.layout("value", value, 0, finished(values[value]), len(shape))
+    return with_pins(imported, pins, operation_of, _around_scope)
 
 
 def _extended(
@@ -240,6 +268,11 @@ def operation_of(scope: str) -> int:
     """The operation that a scope names, "jit(step)/transpose(jvp(jaxplan12))/dot_general" for one; -1 for none."""
     found = _SCOPED.findall(scope)
     return int(found[-1]) if found else -1
+
+
+def _around_scope(scope: str) -> str:
+    """What stands in a scope before the operation that it names."""
+    return scope[: [*_SCOPED.finditer(scope)][-1].start()]
 
 
 def _differences(

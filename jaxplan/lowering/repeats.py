@@ -12,6 +12,7 @@ of the two has to be the same (`Short.agrees`), else the whole step is asked abo
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
@@ -65,6 +66,14 @@ class Short:
         )
         there = Counter((op, what) for op, what in found if op >= 0 and self.places.of_op[op] in last)
         return here == there
+
+    def keeps(self, op: int) -> bool:
+        """Whether the equation of an operation is left."""
+        return self.places.of_op[op] in self._left
+
+    @functools.cached_property
+    def _left(self) -> frozenset[int]:
+        return frozenset(self.kept)
 
     def counterparts(self, op: int) -> list[int]:
         """The operations that `op` stands for."""

@@ -8,8 +8,11 @@ from .halo import Halo as Halo
 from .halo import Window as Window
 from .partitioner import Collective as Collective
 from .partitioner import Partitioned as Partitioned
+from .partitioner import imported_copy as imported_copy
 from .partitioner import partition as partition
+from .partitioner import partition_imported as partition_imported
 from .partitioner import shardy_rules as shardy_rules
+from .pinned_module import with_pins as with_pins
 from .reshard import Moves as Moves
 from .reshard import Step as Step
 from .reshard import reachable as reachable

@@ -73,7 +73,7 @@ def _settle(op: Any, sizes: Mapping[str, int]) -> None:
                 op.operands[i] = _reshard(op.operands[i], name, after, op.location).results[0]
     if settled[-1] != result:
         op.attributes["sdy.sharding"] = ir.Attribute.parse(
-            f"#sdy.sharding_per_value<[<{name}, {_written(settled[-1])}>]>"
+            f"#sdy.sharding_per_value<[<{name}, {written_dims(settled[-1])}>]>"
         )
         with ir.InsertionPoint(op):
             asked = _reshard(op.results[0], name, result, op.location)
@@ -157,7 +157,8 @@ def _argument_sharding(parent: Any, index: int) -> str:
     return ""
 
 
-def _written(layout: Dims) -> str:
+def written_dims(layout: Dims) -> str:
+    """A layout in the words of `#sdy.sharding`."""
     def axis(name: str) -> str:
         name, colon, part = name.partition(":")
         return f'"{name}"{colon}{part}'
@@ -166,7 +167,7 @@ def _written(layout: Dims) -> str:
 
 
 def _reshard(value: Any, mesh: str, layout: Dims, location: Any) -> Any:
-    sharding = ir.Attribute.parse(f"#sdy.sharding<{mesh}, {_written(layout)}>")
+    sharding = ir.Attribute.parse(f"#sdy.sharding<{mesh}, {written_dims(layout)}>")
     return ir.Operation.create(
         "sdy.reshard", results=[value.type], operands=[value], attributes={"sharding": sharding}, loc=location
     )

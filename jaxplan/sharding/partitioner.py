@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .._jax import module_text, parse_module, run_passes
+from .._jax import parse_module, run_passes
 from .combined import reassociated, users_of, without_repeats
 from .contested import settle_contractions
 from .exchanged import exchanges
@@ -115,8 +115,19 @@ def partition(module: Any, *, while_trips: float = 16.0, flows: bool = False) ->
     A text must be written with locations (`get_asm(enable_debug_info=True)`) for scopes to be known.  The
     passes run on a copy.  A loop whose trip count is no constant counts `while_trips` times, with a warning.
     """
-    copy = parse_module(module if isinstance(module, str) else module_text(module))
+    return partition_imported(imported_copy(module), while_trips=while_trips, flows=flows)
+
+
+def imported_copy(module: Any) -> Any:
+    """A copy of a module, or of its text, in the form in which XLA propagates shardings: `partition` begins with it."""
+    copy = parse_module(module) if isinstance(module, str) else module.operation.clone().opview
     as_xla_imports(copy)
+    return copy
+
+
+def partition_imported(imported: Any, *, while_trips: float = 16.0, flows: bool = False) -> Partitioned:
+    """`partition` of an `imported_copy`, on a copy of it."""
+    copy = imported.operation.clone().opview
     run_passes(copy, _PROPAGATION)
     sizes = mesh_sizes(copy)
     propagated = Walk(copy, while_trips)
@@ -158,8 +169,7 @@ def shardy_rules(module: Any) -> list[tuple[str, str]]:
     Rules are in Shardy's notation: `"([i, k], [k, j])->([i, j]) {i=16, j=8, k=32} reduction={k}"`; operations
     without one are left out.
     """
-    copy = parse_module(module if isinstance(module, str) else module_text(module))
-    as_xla_imports(copy)
+    copy = imported_copy(module)
     run_passes(copy, _RULES)
     rules = []
     for visit in Walk(copy, 1.0).visits():

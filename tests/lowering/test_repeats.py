@@ -205,3 +205,25 @@ def test_a_layer_that_is_nothing_to_the_others_stays_in_its_run_unless_at_an_end
     pairs = _grouped(replace(run, period=1, stop=17), [0, 0, -1, -1, 2, 2, 1, 1, 4, 5])
     assert pairs.period == 2
     assert [n for n in pairs.numbers if n >= 0] == [0, 2, 1]
+
+
+@pytest.mark.parametrize("shorten", [True, False])
+@pytest.mark.parametrize("search", ["megatron", "tensor_fsdp"])
+def test_a_round_with_pins_written_in_is_one_lowered_with_them(
+    search: str, shorten: bool, checks: list[functools.partial[Checked]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned(PROGRAMS["clipped"], shapes(), search)
+    (again,) = checks
+    written: list[bool] = []
+    write = CHECK.with_pins
+
+    def spied(*args: Any) -> Any:
+        made = write(*args)
+        written.append(made is not None)
+        return made
+
+    monkeypatch.setattr(CHECK, "with_pins", spied)
+    once = again(shorten=shorten)
+    monkeypatch.setattr(CHECK, "with_pins", lambda *args: None)
+    assert once == again(shorten=shorten)
+    assert once.rounds > 1 and written and all(written)
