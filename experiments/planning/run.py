@@ -108,14 +108,14 @@ def planned(
 
     def clocked(stage: str, function: Any, size: Callable[[Any], str]) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
-            wall, processor = time.perf_counter(), time.process_time()
+            wall, processor = time.perf_counter(), time.thread_time()
             result = function(*args, **kwargs)
             spent = stages.setdefault(
                 stage, {"runs": 0, "wall_s": 0.0, "processor_s": 0.0, "size": size(result)}
             )
             spent["runs"] += 1
             spent["wall_s"] += time.perf_counter() - wall
-            spent["processor_s"] += time.process_time() - processor
+            spent["processor_s"] += time.thread_time() - processor
             return result
 
         return run

@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import ArgumentError, InfeasibleError
 from ..ir import Traced
 from ..plans import Plan
-from ..search import Allowed, Evaluator, Space
+from ..search import Allowed, Evaluator
 from .annotations import Said, summary, unruled
 from .candidates import Candidate, Found, Nothing, Pipeline
 from .infeasible import explain_infeasible
@@ -19,6 +19,7 @@ from .options import TEMPLATES, Options
 from .prepare import Prepared, prepared
 from .refine import refined, require_devices
 from .reporting import finished_plan
+from .templates_beside import TemplatesBeside
 
 WORTH_CHECKING = 0.005
 """A template has to promise so much less than the checked plan takes to be checked as well, which takes seconds: half
@@ -62,11 +63,17 @@ def plan_prepared(ready: Prepared, hint: Found | None = None) -> Plan:
     start = pipeline.search(ready.start_pins) if begins else hint
     begin = None if template or options.search == "ilp" else _best_given(pipeline, input_pins)
     outcome = pipeline.search({**template, **input_pins}, stubborn=True, start=start, begin=begin)
-    best = pipeline.checked(options.search, outcome) if isinstance(outcome, Found) else None
+    best: Candidate | None = None
     times: dict[str, float] = {}
     rivals: dict[str, Found] = {}
-    if options.search not in TEMPLATES and options.compare_templates:
-        best, times, rivals = _against_templates(pipeline, outcome.space, best, input_pins)
+    if options.search in TEMPLATES or not options.compare_templates:
+        best = pipeline.checked(options.search, outcome) if isinstance(outcome, Found) else None
+    else:
+        with TemplatesBeside(pipeline, outcome.space, input_pins) as templates:
+            best = pipeline.checked(options.search, outcome) if isinstance(outcome, Found) else None
+            pipeline.say("comparing with templates")
+            rivals = templates.found()
+        best, times = _against_templates(pipeline, best, rivals)
     if begins and isinstance(start, Found):
         times["as annotated"] = start.result.objective_s
     if best is None:
@@ -125,32 +132,23 @@ def _template(pipeline: Pipeline) -> dict[int, Allowed]:
 
 
 def _against_templates(
-    pipeline: Pipeline, space: Space, best: Candidate | None, input_pins: Mapping[int, Allowed]
-) -> tuple[Candidate | None, dict[str, float], dict[str, Found]]:
-    """The best of the search's plan and the hand-written templates; what each template that fits would take; and how.
+    pipeline: Pipeline, best: Candidate | None, rivals: Mapping[str, Found]
+) -> tuple[Candidate | None, dict[str, float]]:
+    """The best of the search's plan and the hand-written templates, and what each template that fits would take.
 
     A template is the same problem with some arguments pinned, so a proved optimum can't lose to it; a search that
     was cut short can.  Only a template that promises to win by `WORTH_CHECKING` is lowered and checked too.
     """
     overlap = pipeline.options.overlap
     times: dict[str, float] = {}
-    rivals: dict[str, Found] = {}
-    for name in TEMPLATES:
-        pins = pipeline.template(name)
-        if pins is None:
-            continue
-        pipeline.say(f"comparing with template {name}")
-        found = pipeline.rival(space, {at: pin for at, pin in pins.items() if at not in input_pins})
-        if not isinstance(found, Found):
-            continue
+    for name, found in rivals.items():
         times[name] = found.result.objective_s
-        rivals[name] = found
         if best is None or times[name] < best.step_s(overlap) * (1 - WORTH_CHECKING):
             rival = pipeline.checked(name, found)
             times[name] = rival.step_s(overlap)
             if best is None or times[name] < best.step_s(overlap):
                 best = rival
-    return best, times, rivals
+    return best, times
 
 
 def bounded_by(best: Candidate, searched: Found) -> Candidate:
