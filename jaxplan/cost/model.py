@@ -162,13 +162,13 @@ class CostModel:
             product = local_product(graph, op, crossing.producers, lhs, rhs, self.axes)
         return np.zeros(len(options)) if product is None else part_bytes(product, self.profile)
 
-    def halo_seconds(self, rule: Rule, options: Strategies, operand_bytes: Sequence[float]) -> np.ndarray:
+    def halo_seconds(self, op: Op, rule: Rule, options: Strategies, graph: Graph) -> np.ndarray:
         """`float64[n]`: exposed seconds in which devices exchange edges in one run; see `sharding.Halo`."""
         seconds = np.zeros(len(options))
         sizes = np.array([size for _, size in self.axes])
         for halo in rule.halos:
             cut = (options.factors == halo.factor) & (sizes > 1)
-            local = operand_bytes[halo.operand] / pieces(options.operands[halo.operand], self.axes)
+            local = graph.values[op.operands[halo.operand]].bytes / pieces(options.operands[halo.operand], self.axes)
             element = local * np.where(cut, sizes, 1).prod(axis=1) / halo.extent
             for row in np.unique(cut, axis=0):
                 over = tuple(int(i) for i in np.flatnonzero(row))

@@ -208,9 +208,7 @@ class _Builder:
         key = ("cost", id(rule), id(options), op.trips, moved, dtype, op.primitive)
         if key not in self._cache:
             seconds = self.model.op_seconds(op, rule, options, self.graph, self.crossing)
-            if rule.halos:
-                operands = [self.graph.values[v].bytes for v in op.operands]
-                seconds = seconds + self.model.halo_seconds(rule, options, operands)
+            seconds = seconds + self.model.halo_seconds(op, rule, options, self.graph)
             self._cache[key] = self._shared(np.ascontiguousarray(seconds * op.trips, np.float64))
         return self._cache[key]
 
