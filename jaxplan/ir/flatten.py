@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from .._jax import Literal, as_closed, dtype_bytes, scan_signature
-from .graph import Graph, Loop, Op, Site, Value
+from .graph import Loop, Op, Site, Value
 from .sources import UNKNOWN, source_of
 
 _CALLS: Mapping[str, str] = {
@@ -86,6 +85,8 @@ class Flattener:
         self.assumptions: list[str] = []
         self.while_trips = while_trips
         self._literals: dict[tuple[Any, ...], int] = {}
+        self._elements: dict[Any, tuple[str, float]] = {}
+        self._sources: dict[tuple[Any, str], str] = {}
 
     # -- values -------------------------------------------------------------------------------------------
 
@@ -99,12 +100,13 @@ class Flattener:
         number: float | None = None,
     ) -> int:
         index = len(self.values)
+        dtype, item_bytes = self._element(getattr(aval, "dtype", None))
         self.values.append(
             Value(
                 index=index,
-                shape=tuple(int(d) for d in getattr(aval, "shape", ())),
-                dtype=str(getattr(aval, "dtype", "token")),
-                item_bytes=dtype_bytes(aval.dtype) if hasattr(aval, "dtype") else 0.0,
+                shape=tuple(map(int, getattr(aval, "shape", ()))),
+                dtype=dtype,
+                item_bytes=item_bytes,
                 name=name,
                 site=site,
                 constant=constant,
@@ -112,6 +114,19 @@ class Flattener:
             )
         )
         return index
+
+    def _element(self, dtype: Any) -> tuple[str, float]:
+        """The name of an element type and its bytes; None is a token's."""
+        if dtype not in self._elements:
+            self._elements[dtype] = ("token", 0.0) if dtype is None else (str(dtype), dtype_bytes(dtype))
+        return self._elements[dtype]
+
+    def _source_of(self, eqn: Any) -> str:
+        """`source_of`, looked up once for equal tracebacks: those of repeated layers are."""
+        key = (eqn.source_info.traceback, self._source)
+        if key not in self._sources:
+            self._sources[key] = source_of(eqn, self._source)
+        return self._sources[key]
 
     def captured(self, aval: Any, name: str) -> int:
         index = self.value(aval, name, constant=True)
@@ -177,7 +192,7 @@ class Flattener:
         self, eqn: Any, position: int, env: dict[Any, int], frame: tuple[int, ...], trips: float
     ) -> None:
         name = eqn.primitive.name
-        around, self._source = self._source, source_of(eqn, self._source)
+        around, self._source = self._source, self._source_of(eqn)
         operands = [self.read(env, atom) for atom in eqn.invars]
         called = call_of(eqn)
         if called is not None:
@@ -356,30 +371,6 @@ def _known_trips(cond: Any, inits: Sequence[Any]) -> float | None:
 
     start, stop = (known(atom) for atom in cond.eqns[0].invars)
     return max(stop - start, 0.0) if start is not None and stop is not None else None
-
-
-def live_ops(graph: Graph) -> Graph:
-    """The graph without operations whose results nobody needs: XLA removes them, so they must not be priced."""
-    needed = set(graph.outputs)
-    keep = [False] * len(graph.ops)
-    for op in reversed(graph.ops):
-        effect = op.primitive in ("carry_next", "while_test", "pure_callback", "io_callback", "debug_callback")
-        if effect or needed.intersection(op.results):
-            keep[op.index] = True
-            needed.update(op.operands)
-    renumber = [-1] * (len(keep) + 1)
-    position = 0
-    for i, kept in enumerate(keep):
-        renumber[i] = position
-        position += kept
-    renumber[len(keep)] = position
-    fields = {name: getattr(graph, name) for name in graph.__dataclass_fields__}
-    fields["ops"] = tuple(replace(op, index=renumber[op.index]) for op in graph.ops if keep[op.index])
-    fields["loops"] = tuple(
-        Loop(start=renumber[x.start], stop=renumber[x.stop], trips=x.trips, kind=x.kind, source=x.source)
-        for x in graph.loops
-    )
-    return Graph(**fields)
 
 
 def _is_real(dtype: Any) -> bool:

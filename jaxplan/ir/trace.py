@@ -14,9 +14,10 @@ import numpy as np
 
 from .._jax import as_closed
 from ..errors import TraceError
-from .flatten import Flattener, live_ops
+from .flatten import Flattener
 from .foreign_mesh import Axes, auto_mesh_of, restated
 from .graph import Graph
+from .live_ops import live_ops
 from .third_party import seen_into
 
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
