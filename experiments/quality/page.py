@@ -14,7 +14,7 @@ from typing import Any
 
 from ordering import errors, kendall
 from pictures import STYLE, Point, beside_templates, predicted_over_compiled
-from timing_tables import timing_rows, timing_table, wall_table
+from timing_tables import tight_table, timing_rows, timing_table, wall_table
 
 HERE = Path(__file__).parent
 BEGIN, END = "<!-- written by page.py -->", "<!-- end -->"
@@ -123,6 +123,7 @@ def tables(rows: Sequence[Row]) -> Iterator[str]:
     if timed:
         yield from ("", "Order and error of some twenty plans a model (`timing.py`):", "", *timing_table(timed))
     yield from ("", "Forced host devices (`walltime.py`):", "", *wall_table())
+    yield from ("", "Budgets of 60 % of what data parallelism needs, as predicted (`tight.py`):", "", *tight_table())
     yield from (
         "",
         "| case | target | ours, ms | best template | its ms | ratio |",

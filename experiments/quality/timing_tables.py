@@ -1,4 +1,4 @@
-"""timing.jsonl and walltime.json -> tables: is the order of plans kept, and how far is each off."""
+"""timing.jsonl, walltime.json and tight.jsonl -> tables: is the order of plans kept, how far is each off, what fits."""
 
 from __future__ import annotations
 
@@ -82,3 +82,22 @@ def wall_table(path: Path = HERE / "walltime.json") -> Iterator[str]:
         f"{_off(pairs, 1.0):.0%}; Kendall's tau of all {kendall(pairs):.2f}, of each model's "
         f"{', '.join(f'{tau:.2f}' for tau in taus)}"
     )
+
+
+def tight_table(path: Path = HERE / "tight.jsonl") -> Iterator[str]:
+    """Plans within 60 % of what data parallelism needs, beside the fastest template that fits."""
+    if not path.exists():
+        return
+    rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    yield "| case | target | budget, MB | templates that fit | ours, ms | the best of them, ms | ratio |"
+    yield "|---|---|---|---|---|---|---|"
+    for row in {(row["case"], row["target"], row["mesh"]): row for row in rows}.values():
+        fitting = {name: plan["step_s"] * 1e3 for name, plan in row["found"].items() if "step_s" in plan}
+        own = fitting.pop("jaxplan", None)
+        best = min(fitting.values(), default=None)
+        ratio = "" if own is None or best is None else f"{own / best:.3f}"
+        yield (
+            f"| {row['case']} | {row['target']}, {row['mesh']} | {row['budget_bytes'] / 1e6:.0f} "
+            f"| {', '.join(sorted(fitting)) or 'none'} | {'none' if own is None else f'{own:.2f}'} "
+            f"| {'' if best is None else f'{best:.2f}'} | {ratio} |"
+        )
