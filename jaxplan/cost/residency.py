@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..ir import Graph, Op
+from ..ir import Graph, Loop, Op
 from ..sharding import Rule
 
 VIEWS = frozenset({"reshape", "squeeze", "transpose"})
@@ -35,7 +35,8 @@ class SecondStack(NamedTuple):
     """A loop's stack that is in memory a second time.
 
     TPU: weights that are converted once, before the loops that slice them.  GPU: residuals that the forward loop writes
-    in the order that their product came in, and that are written again in row-major order as the backward loop begins.
+    in the order that their product came in, and that are written again in row-major order before the backward loop
+    begins: the copy needs nothing of the last product before that loop, and is made earlier (GPT-2's logits are there).
 
     Attributes:
       value: one iteration's slice of it; trips: how many there are.
@@ -149,8 +150,15 @@ def reordered_stacks(flow: Flow) -> tuple[SecondStack, ...]:
         if op.primitive == "scan_slice" and op.operands[0] in again:
             loop, value = flow.graph.loops[flow.loop_of[op.index]], op.results[0]
             if largest is None or bytes_of[value] * loop.trips > bytes_of[largest.value] * largest.trips:
-                largest = SecondStack(value, loop.trips, loop.start, loop.start + 1)
+                largest = SecondStack(value, loop.trips, _last_product(flow, loop), loop.start + 1)
     return (largest,) if largest else ()
+
+
+def _last_product(flow: Flow, loop: Loop) -> int:
+    """When the last product before `loop` runs, in the same body and after the loops before it; else its start."""
+    done = max((other.stop for other in flow.graph.loops if other.stop <= loop.start), default=loop.start)
+    products = (t for t in range(done, loop.start) if flow.rules[t].matmul)
+    return max(products, default=loop.start)
 
 
 def _permuted(flow: Flow, value: int) -> bool:

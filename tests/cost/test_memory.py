@@ -311,3 +311,26 @@ def test_a_new_parameter_gathered_in_another_order_waits_for_the_end_on_tpu() ->
     rows, columns = np.array([0, -1], np.int8), np.array([1, -1], np.int8)
     assert last(columns, "tpu") - last(rows, "tpu") == 128 * 128 * 4
     assert last(columns, "gpu") == last(rows, "gpu")
+
+
+def test_a_stack_that_a_gpu_writes_again_is_there_twice_while_the_last_product_before_its_loop_runs() -> None:
+    """The copy needs nothing of that product: GPT-2's logits are still alive when it is made (H100, jax 0.10.2)."""
+
+    def step(w: Any, x: Any) -> Any:
+        def loss(w: Any) -> Any:
+            def layer(h: Any, _: None) -> Any:
+                scores = jnp.einsum("abi,abj->aij", h, h @ w)
+                return h + jnp.einsum("aij,abj->abi", jax.nn.softmax(scores.transpose(0, 2, 1), axis=-1), h), None
+
+            h, _ = jax.lax.scan(layer, x, None, length=4)
+            return jnp.tanh(h @ w).sum()
+
+        return jax.grad(loss)(w)
+
+    graph = trace(step, (square(16), jax.ShapeDtypeStruct((4, 8, 16), jnp.float32)), {}).graph
+    rules = graph_rules(graph)
+    (stack,) = traffic(graph, rules, "gpu").second_stacks
+    forward, backward = (loop for loop in graph.loops)
+    assert forward.stop <= stack.start < backward.start < stack.stop
+    between = [op.index for op in graph.ops if forward.stop <= op.index < backward.start and rules[op.index].matmul]
+    assert stack.start == between[-1]
