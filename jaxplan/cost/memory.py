@@ -149,8 +149,8 @@ def simulate_memory(
         elif value in settled:
             kept = values[settled[value]]
             moved = not np.array_equal(row, kept)
-            if platform == "tpu":
-                ledger.add("copies", start, whole, gathered_bytes(graph.values[value], row, kept, axes))
+            gathered = gathered_bytes(graph.values[value], row, kept, axes, platform)
+            ledger.add("copies", start, whole, gathered)
             stop = start + 1 if moved else written_over(intervals, settled[value], start)
         elif value not in outputs and primitive not in ("carry_init", "scan_stack"):
             stop = min(stop, max([start + 1, *own_reads.get(value, ())]))

@@ -51,18 +51,20 @@ def device_bytes(
     return np.asarray(np.ceil(whole * least), np.int64)
 
 
-def gathered_bytes(tensor: Value, before: np.ndarray, after: np.ndarray, axes: MeshAxes) -> int:
-    """Bytes of an all_gather's result on a TPU that has to be copied to where the tensor lies; 0 where it need not be.
+def gathered_bytes(tensor: Value, before: np.ndarray, after: np.ndarray, axes: MeshAxes, platform: str) -> int:
+    """Bytes of an all_gather's result that has to be copied to where the tensor lies; 0 where it need not be.
 
     Args:
       before, after: layout rows; what is gathered is the last dimension that an axis cuts before and not after.
     """
     rank = len(tensor.shape)
     gathered = [int(d) for d, then in zip(before, after, strict=True) if d >= 0 and then != d]
-    if not gathered or rank < 2:
+    dim = max(gathered, default=0)
+    if platform not in ("tpu", "gpu") or not gathered or rank < 2:
         return 0
+    if platform == "gpu":
+        return int(device_bytes(tensor, after[None], axes, platform)[0]) if dim else 0
     waste = _waste(tensor, after[None], axes)[0]
-    dim = max(gathered)
     order = [dim, *(d for d in range(rank) if d != dim)]
     if dim == 0 and waste[rank - 1, rank - 2] == waste.min():
         return 0

@@ -289,11 +289,12 @@ def test_what_a_tpu_gathers_elsewhere_than_outermost_is_copied(
     """Sizes are buffers of T5 and of a GPT block compiled for v5e; 0: the result itself."""
     tensor = Value(index=0, shape=shape, dtype="float32", item_bytes=4.0, name="w")
     before = np.array([dim, dim], np.int8)
-    assert gathered_bytes(tensor, before, WHOLE, AXES) == compiled
-    assert gathered_bytes(tensor, WHOLE, WHOLE, AXES) == 0
+    assert gathered_bytes(tensor, before, WHOLE, AXES, "tpu") == compiled
+    assert gathered_bytes(tensor, before, WHOLE, AXES, "gpu") == (tensor.bytes if dim else 0)
+    assert gathered_bytes(tensor, WHOLE, WHOLE, AXES, "tpu") == 0
 
 
-def test_a_new_parameter_gathered_in_another_order_waits_for_the_end_on_tpu() -> None:
+def test_a_new_parameter_gathered_in_another_order_waits_for_the_end() -> None:
     def step(state: dict[str, Any], x: Any) -> Any:
         new = state["w"] - x
         return {"w": new}, jnp.cumsum(x, axis=0).sum()
@@ -310,7 +311,8 @@ def test_a_new_parameter_gathered_in_another_order_waits_for_the_end_on_tpu() ->
 
     rows, columns = np.array([0, -1], np.int8), np.array([1, -1], np.int8)
     assert last(columns, "tpu") - last(rows, "tpu") == 128 * 128 * 4
-    assert last(columns, "gpu") == last(rows, "gpu")
+    assert last(columns, "gpu") - last(rows, "gpu") == 128 * 128 * 4
+    assert last(columns, "cpu") == last(rows, "cpu")
 
 
 def test_a_stack_that_a_gpu_writes_again_is_there_twice_while_the_last_product_before_its_loop_runs() -> None:
