@@ -136,7 +136,7 @@ class Known:
     """The points found and the floors proved so far of one problem, whose own limit is left aside.
 
     Attributes:
-      top_bytes: more than this nothing needs.
+      top_bytes: more than this nothing needs; whole: whether tables over the whole problem were made.
     """
 
     def __init__(self, problem: StrategyProblem, eps: float) -> None:
@@ -144,6 +144,7 @@ class Known:
         self.top_bytes = _most_bytes(problem)
         self.points: dict[tuple[int, ...], TradeoffPoint] = {}
         self.floors: list[Floor] = []
+        self.whole = False
         self._evaluate = Evaluator(replace(problem, limit_bytes=None))
 
     def note(self, assignment: tuple[int, ...]) -> TradeoffPoint:
@@ -154,6 +155,14 @@ class Known:
                 objective_s=found.objective_s, peak_bytes=found.peak_bytes, assignment=assignment
             )
         return self.points[assignment]
+
+    def add(self, found: Tradeoff) -> None:
+        """Take over what tables over the whole problem found and proved."""
+        self.whole = True
+        for point in found.points:
+            self.note(point.assignment)
+        sizes, seconds = (np.array(column, dtype=np.float64) for column in zip(*found.floor, strict=True))
+        self.floors.append(Floor(limit=self.top_bytes, target_s=math.inf, sizes=sizes, seconds=seconds))
 
     def ask(self, search: BudgetSearch, limit_bytes: int | None, start: tuple[int, ...]) -> None:
         """Search within one budget (None: any); what it finds is noted, what it proves is a floor."""

@@ -11,6 +11,7 @@ from .ilp import solve
 from .known import Known, Tradeoff
 from .least_peak import least_peak
 from .problem import StrategyProblem
+from .program import OutOfTime
 from .sweep import sweep_frontier
 
 #: Seconds that one budget of a sweep may take.
@@ -19,8 +20,8 @@ BUDGET_S = 10.0
 #: The part of the time that stretches are walked for, if budgets have to be searched for the rest.
 WALK_SHARE = 0.6
 
-#: Sums that tables over the whole of a small problem may take, and time steps that they carry.
-WHOLE_SUMS, WHOLE_ROWS = 3_000_000, 2
+#: Time steps that tables over a whole problem carry, the sums that one of them may take, and their part of the time.
+WHOLE_ROWS, WHOLE_SUMS, WHOLE_SHARE = 2, 50_000_000, 0.25
 
 #: Of the least peak that is given, relatively.
 LEAST_GAP = 1e-3
@@ -40,12 +41,16 @@ def tradeoff(
       eps: plans whose times differ by less, relatively, or whose peaks by less of what lies between the smallest and
         the largest, are not parted; time_limit_s: no stretch or search begins after it.
     """
-    begun = time.monotonic()
+    begun, known = time.monotonic(), Known(problem, eps)
     try:
-        found = trace_frontier(problem, width=eps, most_sums=WHOLE_SUMS, most_rows=WHOLE_ROWS)
+        found = trace_frontier(
+            problem, width=eps, most_sums=WHOLE_SUMS, most_rows=WHOLE_ROWS,
+            deadline=begun + WHOLE_SHARE * time_limit_s,
+        )  # fmt: skip
         if found.regret_bound <= eps:
             return found, f"by elimination over {found.rows} time steps"
-    except TooWide:
+        known.add(found)
+    except (TooWide, OutOfTime):
         pass
     # compiled code, and what compiles it, are loaded by those who need them
     from .stretches import walk_frontier
@@ -54,13 +59,13 @@ def tradeoff(
         gap = max(eps / 10, 1e-6)
         return solve(limited, time_limit_s=BUDGET_S, relative_gap=gap, seed=seed, hint=start or None)
 
-    known = Known(problem, eps)
     least = least_peak(problem, time_limit_s=BUDGET_S, seed=seed)
     if not least.assignment:
         return known.tradeoff(0, rows=0, largest=0), "nothing is possible"
     # both ends first: the fastest of all, and of those that meet the least peak
-    smallest = known.note(least.assignment)
-    known.ask(search, None, ())
+    known.note(least.assignment)
+    known.ask(search, None, known.front()[-1].assignment)
+    smallest = known.front()[0]
     known.ask(search, smallest.peak_bytes, smallest.assignment)
     rows, largest = walk_frontier(
         known, search, deadline=begun + WALK_SHARE * time_limit_s,
@@ -71,6 +76,7 @@ def tradeoff(
         on_point=lambda count, gaps: say(f"{count} budgets searched; {gaps} gaps were open"),
     )  # fmt: skip
     found = known.tradeoff(int(smallest.peak_bytes * (1 - LEAST_GAP)), rows=rows, largest=largest)
-    ways = ["by elimination, stretch by stretch"] if largest else []
-    ways += [f"by {searched} searches under different budgets"] if searched or not largest else []
+    ways = ["by elimination of all"] if known.whole else []
+    ways += ["by elimination, stretch by stretch"] if largest else []
+    ways += [f"by {searched} searches under different budgets"] if searched or not ways else []
     return found, ", and ".join(ways)

@@ -18,6 +18,7 @@ from jaxplan.search import (
     evaluate,
     exhaustive,
     stretches,
+    tradeoff,
 )
 from jaxplan.search import frontier as frontier_module
 from jaxplan.search.frontier import TooWide, trace_frontier
@@ -275,6 +276,19 @@ def test_a_long_chain_is_exact_and_no_scalarisation_finds_more() -> None:
             best = step + problem.nodes[i].costs_s + price_s * problem.usages[i].bytes
         reached = min(p.objective_s + price_s * p.peak_bytes for p in found.points)
         assert reached == pytest.approx(best.min(), rel=1e-9)
+
+
+def test_what_whole_tables_leave_open_is_no_worse_with_the_rest_of_the_time() -> None:
+    problem = chain(24, 8, 0)
+    whole = trace_frontier(problem, width=0.03)
+    assert whole.regret_bound > 0.03
+    found, how = tradeoff(problem, eps=0.03, time_limit_s=1.5)
+    check_points(problem, found)
+    assert how.startswith("by elimination of all")
+    assert found.regret_bound <= whole.regret_bound
+    exact = trace_frontier(problem)
+    for point in exact.points:
+        assert found.bound_at(point.peak_bytes) <= point.objective_s * (1 + 1e-9)
 
 
 def test_a_graph_that_is_too_dense_is_refused_before_its_table_is_made(
