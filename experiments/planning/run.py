@@ -68,10 +68,11 @@ STAGES: dict[str, tuple[str, str, Callable[[Any], str]]] = {
     "orders": ("jaxplan.api.candidates", "resolve_orders", lambda r: ""),
     "shorten": ("jaxplan.lowering.check", "shortened", lambda r: f"{len(r.kept)} equations left" if r else "no"),
     "lower": ("jaxplan.lowering.check", "lower_flat", lambda r: ""),
-    "partition": ("jaxplan.lowering.check", "partition", lambda r: f"{len(r.collectives)} collectives"),
+    "import": ("jaxplan.lowering.check", "imported_copy", lambda r: ""),
+    "partition": ("jaxplan.lowering.check", "partition_imported", lambda r: f"{len(r.collectives)} collectives"),
 }
 """Stage -> module, function, and the size of what it returns; reduce is part of both solves and of templates, and so is
-fold of one."""
+fold of one.  Templates are priced beside the check: their wall seconds and those of lowering and partitioning overlap."""
 
 
 def size_of(problem: StrategyProblem) -> str:
