@@ -72,7 +72,7 @@ STAGES: dict[str, tuple[str, str, Callable[[Any], str]]] = {
     "partition": ("jaxplan.lowering.check", "partition_imported", lambda r: f"{len(r.collectives)} collectives"),
 }
 """Stage -> module, function, and the size of what it returns; reduce is part of both solves and of templates, and so is
-fold of one.  Templates are priced beside the check: their wall seconds and those of lowering and partitioning overlap."""
+fold of one.  Templates are priced beside the check: their wall seconds and those of lowering overlap."""
 
 
 def size_of(problem: StrategyProblem) -> str:
