@@ -120,6 +120,10 @@ bench-iopddl: $(STAMP) ## The contest's problems in DATA within its limits (abse
 bench-tensoropt: $(STAMP) ## TensorOpt's experiment: time against devices and memory on V100 nodes, simulated
 	@$(RUN) experiments/tensoropt_frontier/run.py
 
+.PHONY: bench-budgets
+bench-budgets: $(STAMP) ## Frontiers of three models against the exact search at fifty memory budgets each
+	@$(RUN) experiments/frontier_budgets/run.py
+
 .PHONY: bench-planning
 bench-planning: $(STAMP) ## Proved gaps on 8 to 512 devices, and what depth costs the search
 	@$(RUN) experiments/planning/run.py --depth
