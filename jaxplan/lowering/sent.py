@@ -20,17 +20,15 @@ def collective_prices(
     """
     shares = start_shares(graph, [rule.matmul for rule in rules], [bool(rule.reduction) for rule in rules])
 
+    # Parts of a total: XLA combines their sums on every platform (on CPU, five of them: one all_reduce of a tuple).
     scalars = Counter((item.kind, item.axes) for item, _ in collectives if not item.shape)
 
     def share(item: Collective, op: int) -> float:
-        if not item.shape:  # parts of a total, which is summed once
-            return 1.0 / scalars[item.kind, item.axes]
-        around = (*graph.ops[op].operands, *graph.ops[op].results) if op >= 0 else ()
+        around = (*graph.ops[op].operands, *graph.ops[op].results) if op >= 0 and item.shape else ()
         return min((shares[v] for v in around if graph.values[v].shape == item.shape), default=1.0)
 
-    return tuple(
-        0.0
-        if item.kind == "all_slice"
-        else model.collective_over(item.kind, item.bytes, item.axes, start_share=share(item, op)) * item.trips
-        for item, op in collectives
-    )
+    def seconds(item: Collective, op: int) -> float:
+        whole = model.collective_over(item.kind, item.bytes, item.axes, start_share=share(item, op)) * item.trips
+        return whole if item.shape else whole / scalars[item.kind, item.axes]
+
+    return tuple(0.0 if item.kind == "all_slice" else seconds(item, op) for item, op in collectives)
