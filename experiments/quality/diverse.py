@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jaxplan.api import Found, Options, Pipeline, Target, model_of
-from jaxplan.api.candidates import Candidate
+from jaxplan.api.found import Candidate
 from jaxplan.api.options import TEMPLATES
 from jaxplan.ir import trace
 from jaxplan.search import Allowed

@@ -22,7 +22,7 @@ from targets import TARGETS
 
 import jaxplan
 from jaxplan.api import Pipeline, finished_plan, target_of
-from jaxplan.api.candidates import Candidate
+from jaxplan.api.found import Candidate
 from jaxplan.hardware import compiler_options
 from jaxplan.lowering import compiled_memory, compiled_price, lower_flat, scheduled_seconds
 

@@ -6,11 +6,11 @@ from .autoshard import ShardedStep as ShardedStep
 from .autoshard import auto_shard as auto_shard
 from .autoshard import budget_of as budget_of
 from .autoshard import plan as plan
-from .candidates import Found as Found
 from .candidates import Pipeline as Pipeline
 from .devices import AUTO as AUTO
 from .devices import Devices as Devices
 from .devices import devices_of as devices_of
+from .found import Found as Found
 from .kinds import input_kinds as input_kinds
 from .mesh_search import MeshSearch as MeshSearch
 from .mesh_search import MeshTrial as MeshTrial

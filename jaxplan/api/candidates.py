@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from ..cost import CostModel, MemoryProfile, simulate_memory, split_scratch, tra
 from ..errors import RuleError
 from ..ir import Traced
 from ..lowering import (
-    Checked,
     Key,
     check,
     collective_prices,
@@ -41,6 +39,7 @@ from ..search import (
     tradeoff,
 )
 from ..sharding import Layout, MeshAxes
+from .found import Candidate, Found, Nothing
 from .kinds import input_kinds
 from .meshes import Target
 from .options import TEMPLATES, Options
@@ -63,48 +62,6 @@ RIVAL_GAP = 0.01
 
 MEMORY_ROUNDS = 6
 """Searches with a tightened limit before giving up on a budget that only the decided layouts overrun."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """What a search decided: layouts, compute and communication as the search prices them, memory as it will be."""
-
-    space: Space
-    result: SearchResult
-    decision: Decision
-    memory: MemoryProfile
-
-
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """A found plan as the partitioner realises it.
-
-    Attributes:
-      compute_s, comm_s: of a step, with the collectives that the partitioner really inserts; sent_s: of each of them,
-        all its runs.
-    """
-
-    name: str
-    found: Found
-    inputs: tuple[Layout, ...]
-    outputs: tuple[Layout, ...]
-    checked: Checked
-    compute_s: float
-    comm_s: float
-    sent_s: tuple[float, ...]
-
-    def step_s(self, overlap: float) -> float:
-        """Seconds of a step when `overlap` of the communication is hidden."""
-        return self.compute_s + (1 - overlap) * self.comm_s
-
-
-@dataclass(frozen=True, kw_only=True)
-class Nothing:
-    """A search that found nothing within the budget; `result` says why, `least` is the smallest that was simulated."""
-
-    space: Space
-    result: SearchResult
-    least: MemoryProfile | None = None
 
 
 def near_least_peak(

@@ -11,7 +11,8 @@ from ..hardware import axis_links
 from ..search import Allowed, Space, build
 from ..sharding import MeshAxes
 from ..units import format_bytes
-from .candidates import Nothing, Pipeline, near_least_peak
+from .candidates import Pipeline, near_least_peak
+from .found import Nothing
 
 _LARGEST_GROWTH = 64
 """Times as many devices as the user has, at most, in the advice on a larger mesh."""

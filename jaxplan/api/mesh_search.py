@@ -18,8 +18,8 @@ from ..search import least_peak
 from ..sharding import MeshAxes
 from ..units import format_bytes, format_seconds
 from .annotations import Said
-from .candidates import Found
 from .devices import Devices
+from .found import Found
 from .meshes import Target
 from .options import TEMPLATES, Options, speaker
 from .planner import plan_prepared

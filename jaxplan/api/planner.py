@@ -12,7 +12,8 @@ from ..ir import Traced
 from ..plans import Plan
 from ..search import Allowed, Evaluator
 from .annotations import Said, summary, unruled
-from .candidates import Candidate, Found, Nothing, Pipeline
+from .candidates import Pipeline
+from .found import Candidate, Found, Nothing
 from .infeasible import explain_infeasible
 from .meshes import Target
 from .options import TEMPLATES, Options

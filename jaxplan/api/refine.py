@@ -15,7 +15,8 @@ from ..errors import ArgumentError
 from ..hardware import compiler_options
 from ..lowering import CompiledPrice, compiled_memory, compiled_price, lower_flat
 from ..units import format_bytes, format_seconds
-from .candidates import Candidate, Found, Pipeline
+from .candidates import Pipeline
+from .found import Candidate, Found
 
 
 def require_devices(mesh: object) -> None:

@@ -24,7 +24,8 @@ _WORTH_TELLING = 0.002
 """Share of the step below which an unplanned collective is listed with the others but not warned of."""
 
 if TYPE_CHECKING:
-    from .candidates import Candidate, Pipeline
+    from .candidates import Pipeline
+    from .found import Candidate
 
 
 def finished_plan(

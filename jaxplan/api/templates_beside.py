@@ -9,7 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from ..search import Allowed, Space
-from .candidates import Found, Pipeline
+from .candidates import Pipeline
+from .found import Found
 from .options import TEMPLATES
 
 

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import AbstractMesh
 
 import jaxplan
-from jaxplan.api.candidates import Candidate, Found
+from jaxplan.api.found import Candidate, Found
 from jaxplan.api.planner import bounded_by
 from jaxplan.search import SearchResult, Termination
 

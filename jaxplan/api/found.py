@@ -1,0 +1,52 @@
+"""What a search decided, and what the partitioner made of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..cost import MemoryProfile
+from ..lowering import Checked
+from ..search import Decision, SearchResult, Space
+from ..sharding import Layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What a search decided: layouts, compute and communication as the search prices them, memory as it will be."""
+
+    space: Space
+    result: SearchResult
+    decision: Decision
+    memory: MemoryProfile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A found plan as the partitioner realises it.
+
+    Attributes:
+      compute_s, comm_s: of a step, with the collectives that the partitioner really inserts; sent_s: of each of them,
+        all its runs.
+    """
+
+    name: str
+    found: Found
+    inputs: tuple[Layout, ...]
+    outputs: tuple[Layout, ...]
+    checked: Checked
+    compute_s: float
+    comm_s: float
+    sent_s: tuple[float, ...]
+
+    def step_s(self, overlap: float) -> float:
+        """Seconds of a step when `overlap` of the communication is hidden."""
+        return self.compute_s + (1 - overlap) * self.comm_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nothing:
+    """A search that found nothing within the budget; `result` says why, `least` is the smallest that was simulated."""
+
+    space: Space
+    result: SearchResult
+    least: MemoryProfile | None = None
