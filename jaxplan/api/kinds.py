@@ -18,9 +18,9 @@ def input_kinds(graph: Graph, rules: Sequence[Rule]) -> tuple[str, ...]:
     returns more than state (a loss), reaches that too: momentum that is orthogonalised or projected meets matrix
     products, but no loss depends on it.  What only reaches the next state (moments, averages) is optimizer state.
 
-    A step that only reads its parameters (it predicts, it generates) has a batch dimension in the result of every
-    product: floating-point inputs that meet products and don't have it are parameters, what has it and comes back (a
-    cache) is state.  Gradients sum that dimension away: of a step with gradients nothing is told so.
+    A step that only reads its parameters (it predicts, it generates) has a batch dimension, the first one, in every
+    product's result: floating-point inputs that meet products and don't have it are parameters, what has it and comes
+    back (a cache) is state.  Gradients sum that dimension away: of a step with gradients nothing is told so.
     """
     to_products = _reaching(graph, (), [rule.matmul for rule in rules])
     nowhere = [False] * len(graph.ops)
@@ -48,7 +48,9 @@ def input_kinds(graph: Graph, rules: Sequence[Rule]) -> tuple[str, ...]:
 
 
 def _batched(graph: Graph, rules: Sequence[Rule]) -> set[int]:
-    """The inputs with a dimension that every product's result has and none sums away; empty where there is none.
+    """The inputs with a dimension that is the first of every product's result and that none sums away.
+
+    Empty where there is none, and where a single product can't tell the batch from its weights.
 
     Dimensions of several factors go with the first of them: a batch is merged as the major one.
     """
@@ -64,7 +66,7 @@ def _batched(graph: Graph, rules: Sequence[Rule]) -> set[int]:
         return dim
 
     summed: list[tuple[int, float]] = []
-    kept: list[tuple[tuple[int, ...], float]] = []
+    kept: list[tuple[int, float]] = []
     for op, rule in zip(graph.ops, rules, strict=True):
         met: dict[int, int] = {}
         for values, sides in ((op.operands, rule.operands), (op.results, rule.results)):
@@ -75,17 +77,17 @@ def _batched(graph: Graph, rules: Sequence[Rule]) -> set[int]:
                         root[find(place)] = find(met.setdefault(names[0], place))
         if rule.matmul:
             flops = rule.flops * op.trips
-            result = op.results[0]
-            kept.append((tuple(range(first[result], first[result + 1])), flops))
+            if graph.values[op.results[0]].shape:
+                kept.append((first[op.results[0]], flops))
             summed += [(met[factor], flops) for factor in rule.reduction if factor in met]
     share: dict[int, float] = {}
-    for dims, flops in kept:
-        for group in {find(dim) for dim in dims}:
-            share[group] = share.get(group, 0.0) + flops
+    for dim, flops in kept:
+        share[find(dim)] = share.get(find(dim), 0.0) + flops
     for dim, flops in summed:
         if find(dim) in share:
             share[find(dim)] -= flops
-    every = {group for group, flops in share.items() if flops >= EVERY * sum(flops for _, flops in kept)}
+    whole = sum(flops for _, flops in kept)
+    every = {group for group, flops in share.items() if flops >= EVERY * whole and len(kept) > 1}
     return {
         value for value in graph.inputs if any(find(dim) in every for dim in range(first[value], first[value + 1]))
     }

@@ -65,6 +65,9 @@ CLOSE_PATIENCE = 2
 #: What has more columns is first tried by elimination, where branching begins: that takes some tenths of a second.
 CLIMB_COLUMNS = 3_000
 
+#: With less time left than this it is not: its kernels may have to be compiled first.
+CLIMB_LEAST_S = 10.0
+
 #: After so many cores the whole is solved: where nothing is feasible, no core ever tells.
 MOST_CORES = 8
 
@@ -252,6 +255,8 @@ class Rounds:
 
     def _climbed(self, prices: Mapping[int, float]) -> bool:
         """Whether elimination at some prices of memory closes the gap, perhaps up to the ceiling."""
+        if self.engine.deadline - time.monotonic() < CLIMB_LEAST_S:
+            return False
         from .dual import DualAscent
         from .priced import PricedSearch
 

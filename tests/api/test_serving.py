@@ -121,3 +121,10 @@ def test_features_that_a_network_reads_are_its_batch() -> None:
     expected = {"up": "parameter", "down": "parameter", "features": "batch", "scale": "batch"}
     assert _kinds(predict, *shapes) == expected
     assert _kinds(train, *shapes, donated=(0, 1)) == expected
+
+    def towers(weight: jax.Array, left: jax.Array, right: jax.Array) -> jax.Array:
+        return jnp.sum(left @ weight) + jnp.sum(right @ weight)
+
+    # Their rows have nothing to do with each other: neither is in both products, and the weight's columns are no batch.
+    two = [shapes[0], shapes[2], jax.ShapeDtypeStruct((12, 64), "float32")]
+    assert _kinds(towers, *two) == dict.fromkeys(("weight", "left", "right"), "batch")
