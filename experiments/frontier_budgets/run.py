@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -49,9 +48,9 @@ def budgets(found: Tradeoff) -> list[int]:
 def compared(model: str, limit_s: float, each_s: float) -> dict[str, Any]:
     """The frontier, and at each budget: bytes, its seconds and bound, and the exact search's seconds and bound."""
     problem = problem_of(model, CASES[model])
-    started, used = time.perf_counter(), _processor_s()
+    started, used = time.perf_counter(), sum(os.times()[:4])
     found, method = tradeoff(problem, eps=EPS, time_limit_s=limit_s)
-    wall_s, processor_s = time.perf_counter() - started, _processor_s() - used
+    wall_s, processor_s = time.perf_counter() - started, sum(os.times()[:4]) - used
     rows = []
     for budget in budgets(found):
         point = found.at_memory(budget)
@@ -78,11 +77,6 @@ def verdict(rows: list[list[Any]]) -> dict[str, Any]:
             best_s < floor_s * (1 - 1e-9) for _, _, floor_s, best_s, _ in rows if best_s is not None
         ),
     }  # fmt: skip
-
-
-def _processor_s() -> float:
-    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
 def main() -> None:

@@ -6,7 +6,6 @@ import argparse
 import itertools
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -82,7 +81,7 @@ def _right(first: tuple[int, float], middle: tuple[int, float], last: tuple[int,
 def curves(name: str) -> dict[str, Any]:
     """The curve over device counts, and its picture."""
     case = CASES[name]
-    started, used = time.perf_counter(), _processor_s()
+    started, used = time.perf_counter(), sum(os.times()[:4])
     found = jaxplan.curve(
         case.step(),
         *abstract_arguments(case.model, case.config),
@@ -92,7 +91,7 @@ def curves(name: str) -> dict[str, Any]:
     )
     found.plot(HERE / f"curve-{name}.svg")
     return {
-        "wall_s": round(time.perf_counter() - started, 1), "processor_s": round(_processor_s() - used, 1),
+        "wall_s": round(time.perf_counter() - started, 1), "processor_s": round(sum(os.times()[:4]) - used, 1),
         "memory_bytes": found.memory_bytes, "too_few": [few.devices for few in found.too_few],
         "points": [
             {"devices": p.devices, "mesh": dict(p.axes), "step_s": p.step_s, "bound_s": p.bound_s,
@@ -105,13 +104,13 @@ def curves(name: str) -> dict[str, Any]:
 def frontiers(name: str, limit_s: float, hardware: str, mesh: Any) -> tuple[Frontier, dict[str, Any]]:
     """The frontier on eight devices, and what is told of it."""
     case = CASES[name]
-    started, used = time.perf_counter(), _processor_s()
+    started, used = time.perf_counter(), sum(os.times()[:4])
     found = jaxplan.frontier(
         case.step(), mesh, *abstract_arguments(case.model, case.config), hardware=hardware, donate_argnums=0,
         time_limit_s=limit_s,
     )  # fmt: skip
     row = {
-        "wall_s": round(time.perf_counter() - started, 1), "processor_s": round(_processor_s() - used, 1),
+        "wall_s": round(time.perf_counter() - started, 1), "processor_s": round(sum(os.times()[:4]) - used, 1),
         "method": found.method, "mesh": found.mesh, "hardware": found.hardware, "regret_bound": found.regret_bound,
         "points": [[p.peak_bytes, p.step_s, p.bound_s] for p in found.points],
         "scalarisation_regret": scalarisation_regret(found),
@@ -136,11 +135,6 @@ def compiled(name: str, limit_s: float) -> dict[str, Any]:
         rows.append({"predicted_bytes": point.peak_bytes, "compiled_bytes": peak, "step_s": point.step_s})
     sizes = [one["compiled_bytes"] for one in rows]
     return {**row, "points": len(found.points), "compiled": rows, "order_kept": sizes == sorted(sizes)}
-
-
-def _processor_s() -> float:
-    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
 def main() -> None:

@@ -6,12 +6,12 @@ import copy
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..cost import CostModel, MemoryProfile, simulate_memory, split_scratch, traffic
+from ..cost import CostModel, MemoryProfile, step_memory, traffic
 from ..errors import RuleError
 from ..ir import Traced
 from ..lowering import (
@@ -166,16 +166,19 @@ class Pipeline:
 
     def given(self, input_pins: Mapping[int, Allowed]) -> dict[str, tuple[int, ...]]:
         """The templates that fit, as assignments of `space(input_pins)`: what a search may begin from."""
-        space, found = self.space(input_pins), dict[str, tuple[int, ...]]()
+        space = self.space(input_pins)
+        priced = self.templates(space, input_pins)
+        return {name: _assignment_in(space, one) for name, one in priced if isinstance(one, Found)}
+
+    def templates(
+        self, space: Space, input_pins: Mapping[int, Allowed]
+    ) -> Iterator[tuple[str, Found | Nothing]]:
+        """Every template that the mesh has axes for, priced in `space`, which has `input_pins`."""
         for name in TEMPLATES:
             pins = self.template(name)
-            if pins is None:
-                continue
-            self.say(f"pricing template {name}")
-            one = self.rival(space, {at: pin for at, pin in pins.items() if at not in input_pins})
-            if isinstance(one, Found):
-                found[name] = _assignment_in(space, one)
-        return found
+            if pins is not None:
+                self.say(f"pricing template {name}")
+                yield name, self.rival(space, {at: pin for at, pin in pins.items() if at not in input_pins})
 
     def search(
         self, pins: Mapping[int, Allowed], *, stubborn: bool = False, start: Found | Nothing | None = None,
@@ -304,14 +307,9 @@ class Pipeline:
 
     def simulate(self, decision: Decision, axes: MeshAxes | None = None) -> MemoryProfile:
         """Memory of one device at the decided layouts; `axes`: of another mesh than the target's."""
-        axes = axes or self.target.axes
-        return simulate_memory(
-            self.traced.graph, axes, self.crossing.stored, self.kinds,
-            decision.values, decision.reads,
-            inside=self.crossing.inside, second_stacks=self.crossing.second_stacks, fills=self.crossing.fills,
-            split_scratch=split_scratch(self.traced.graph, axes, decision.reads, self.target.profile),
-            times=self.crossing.times,
-            waited=self.waited, platform=self.target.profile.kind, whole_sums=self.model.whole_sums,
+        return step_memory(
+            self.traced.graph, axes or self.target.axes, self.model, self.crossing, self.kinds,
+            decision.values, decision.reads, self.waited,
         )  # fmt: skip
 
     def checked(self, name: str, found: Found) -> Candidate:

@@ -11,7 +11,6 @@ from typing import Any
 from ..search import Allowed, Space
 from .candidates import Pipeline
 from .found import Found
-from .options import TEMPLATES
 
 
 class TemplatesBeside:
@@ -42,12 +41,9 @@ class TemplatesBeside:
 
     def _priced(self) -> dict[str, Found]:
         found: dict[str, Found] = {}
-        for name in TEMPLATES:
-            pins = self._pipeline.template(name)
-            if pins is None or self._ended.is_set():
-                continue
-            left = {at: pin for at, pin in pins.items() if at not in self._input_pins}
-            one = self._pipeline.rival(self._space, left)
+        for name, one in self._pipeline.templates(self._space, self._input_pins):
             if isinstance(one, Found):
                 found[name] = one
+            if self._ended.is_set():
+                break
         return found

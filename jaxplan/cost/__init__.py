@@ -10,5 +10,5 @@ from .fusion import traffic as traffic
 from .memory import MemoryProfile as MemoryProfile
 from .memory import simulate_memory as simulate_memory
 from .model import CostModel as CostModel
-from .split_k import split_scratch as split_scratch
+from .step_memory import step_memory as step_memory
 from .tiles import device_bytes as device_bytes

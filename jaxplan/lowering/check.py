@@ -34,7 +34,7 @@ from ..sharding import (
     reshard_steps,
     with_pins,
 )
-from .constrain import finished, pin_entries, pin_values
+from .constrain import finished, pin_values
 from .jit import SCOPE, lower_flat
 from .listing import listing_of
 from .order import Orders
@@ -132,8 +132,9 @@ def check(
             entries = [(v, site) for v, site in entries if site not in pinned]
             if not (fresh or entries) or round_number == max_rounds:
                 break
-            found += pin_values(graph, values, fresh, orders) + pin_entries(graph, values, entries, orders)
-            pinned |= {graph.values[v].site for v in fresh} | {site for _, site in entries}
+            places = [*((v, graph.values[v].site) for v in fresh), *entries]
+            found += pin_values(graph, values, places, orders)
+            pinned |= {site for _, site in places}
             there = [(producers[v], v) for v in fresh if short is None or short.keeps(producers[v])]
             imported = None if entries else _with_pins(imported, graph, there, values, orders)
         return Checked(

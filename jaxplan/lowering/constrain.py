@@ -141,42 +141,25 @@ def _local_specs(
 
 
 def pin_values(
-    graph: Graph, values: Mapping[int, np.ndarray], which: Iterable[int], orders: Orders
+    graph: Graph,
+    values: Mapping[int, np.ndarray],
+    places: Iterable[tuple[int, Site | None]],
+    orders: Orders,
 ) -> tuple[Constraint, ...]:
-    """Pins on the results `which` (value indices), where the partitioner was seen to choose otherwise."""
-    producers = graph.producers()
-    pins = []
-    for value in which:
-        tensor, op = graph.values[value], graph.ops[producers[value]]
-        if tensor.site is not None:
-            layout = orders.layout("value", value, 0, finished(values[value]), len(tensor.shape))
-            pins.append(
-                Constraint(
-                    site=tensor.site,
-                    layout=layout,
-                    source=op.source,
-                    primitive=op.primitive,
-                    shape=tensor.shape,
-                    why="propagation",
-                )
-            )
-    return tuple(pins)
+    """Pins on values at `places`, (value index, site), where the partitioner was seen to choose otherwise.
 
-
-def pin_entries(
-    graph: Graph, values: Mapping[int, np.ndarray], entries: Iterable[tuple[int, Site]], orders: Orders
-) -> tuple[Constraint, ...]:
-    """Pins on values where they enter a loop that doesn't change them."""
+    A site is where the value is made, or where it enters a loop that doesn't change it; None can't be pinned.
+    """
     producers = graph.producers()
-    found: list[Constraint] = []
-    for value, site in entries:
+    pins: list[Constraint] = []
+    for value, site in places:
         shape, maker = graph.values[value].shape, producers[value]
-        if shape:
+        if site is not None and shape:
             layout = orders.layout("value", value, 0, finished(values[value]), len(shape))
             source, primitive = ("", "argument") if maker < 0 else (graph.ops[maker].source, graph.ops[maker].primitive)
-            found.append(
+            pins.append(
                 Constraint(
                     site=site, layout=layout, source=source, primitive=primitive, shape=shape, why="propagation"
                 )
             )
-    return tuple(found)
+    return tuple(pins)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..cost import CostModel, MemoryProfile, simulate_memory, source_values, split_scratch, traffic
+from ..cost import CostModel, MemoryProfile, source_values, step_memory, traffic
 from ..ir import Traced
 from ..plans import Constraint
 from ..sharding import Collective, Layout, Rule, partition
@@ -98,14 +98,9 @@ def price(
     collectives = tuple(
         (c, op, paid_s) for (c, op), paid_s in zip(sent, collective_prices(graph, rules, model, sent), strict=True)
     )
-    memory = simulate_memory(
-        graph, where.axes, crossing.stored, kinds, where.values, where.reads,
-        inside=crossing.inside, second_stacks=crossing.second_stacks, fills=crossing.fills,
-        split_scratch=split_scratch(graph, where.axes, where.reads, model.profile),
-        times=crossing.times,
-        waited=waited_values(traced), platform=model.profile.kind,
-        whole_sums=model.whole_sums,
-    )  # fmt: skip
+    memory = step_memory(
+        graph, where.axes, model, crossing, kinds, where.values, where.reads, waited_values(traced)
+    )
     return Priced(
         inputs=layouts,
         outputs=tuple(Layout(dims=dims) for dims in found.output_layouts),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -194,7 +194,7 @@ class Rounds:
             if time.monotonic() > self.engine.deadline:
                 raise OutOfTime
             reach *= CORE_GROWTH
-        if self._climbed(dual.price):
+        if self._climbed(dual):
             return True
         return self._relax(Program(self.small, range(len(self.small.nodes))))
 
@@ -247,21 +247,23 @@ class Rounds:
             # A core without a solution under its cost has told all it can: that, and its prices.
             return True
         integral = answer.values[program.offset + chosen] > 1 - INTEGRAL
-        if _columns(self.small) > CLIMB_COLUMNS and self._climbed(self.prices):
+        if _columns(self.small) > CLIMB_COLUMNS and self._climbed():
             return True
         # Rows added after the last relaxation are unknown to it.
         seen = frozenset(peak for peak in self.rows if peak not in new)
         return self._exact(chosen, integral, seen)
 
-    def _climbed(self, prices: Mapping[int, float]) -> bool:
-        """Whether elimination at some prices of memory closes the gap, perhaps up to the ceiling."""
+    def _climbed(self, dual: DualAscent | None = None) -> bool:
+        """Whether elimination closes the gap, perhaps up to the ceiling: from a `dual`, or at the prices of memory."""
         if self.engine.deadline - time.monotonic() < CLIMB_LEAST_S:
             return False
         from .dual import DualAscent
         from .priced import PricedSearch
 
-        dual, own = DualAscent(self.small), self.best.aside()
-        dual.set_prices(prices)
+        if dual is None:
+            dual = DualAscent(self.small)
+            dual.set_prices(self.prices)
+        own = self.best.aside()
         search = PricedSearch(
             dual, self.lift, own, relative_gap=self.relative_gap, deadline=self.engine.deadline, seed=self.engine.seed
         )

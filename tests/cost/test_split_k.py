@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
-from jaxplan.cost import split_scratch
-from jaxplan.cost.split_k import Product, part_bytes, split_ways
+from jaxplan.cost.split_k import Product, part_bytes, split_scratch, split_ways
 from jaxplan.hardware import load_profile
 from jaxplan.ir import trace
 

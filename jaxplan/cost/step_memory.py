@@ -1,0 +1,38 @@
+"""Memory of one device for a whole step on a machine: what the live sets need to know, gathered in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ..ir import Graph
+from ..sharding import MeshAxes
+from .fusion import Traffic
+from .memory import MemoryProfile, simulate_memory
+from .model import CostModel
+from .split_k import split_scratch
+
+
+def step_memory(
+    graph: Graph,
+    axes: MeshAxes,
+    model: CostModel,
+    crossing: Traffic,
+    kinds: Sequence[str],
+    values: Mapping[int, np.ndarray],
+    reads: Mapping[tuple[int, int], np.ndarray],
+    waited: Mapping[int, tuple[int, float]],
+) -> MemoryProfile:
+    """`simulate_memory` of a step as the model's machine runs it.
+
+    Args:
+      axes: of the mesh that the layout rows are over; the model's may be coarser.
+      crossing: see `traffic`; kinds, values, reads, waited: see `simulate_memory`.
+    """
+    return simulate_memory(
+        graph, axes, crossing.stored, kinds, values, reads,
+        inside=crossing.inside, second_stacks=crossing.second_stacks, fills=crossing.fills, times=crossing.times,
+        split_scratch=split_scratch(graph, axes, reads, model.profile),
+        waited=waited, platform=model.profile.kind, whole_sums=model.whole_sums,
+    )  # fmt: skip
