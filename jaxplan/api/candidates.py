@@ -219,7 +219,8 @@ class Pipeline:
         narrow = pinned(space, values)
 
         def exact(limit: int) -> SearchResult:
-            return solve(dataclasses.replace(narrow.problem, limit_bytes=limit), **limits)
+            problem = dataclasses.replace(narrow.problem, limit_bytes=limit)
+            return solve(problem, matrices=space.folds.matrices, **limits)
 
         return self._within_budget(narrow, exact)
 
@@ -287,7 +288,7 @@ class Pipeline:
             return solve_folded(
                 problem, hint=hint, unfold_gap=self.options.unfold_gap, folds=space.folds, **self._limits
             )
-        result = solve(problem, hint=hint, **self._limits)
+        result = solve(problem, hint=hint, matrices=space.folds.matrices, **self._limits)
         if fold == "auto" and nodes >= RIVAL_NODES and result.assignment:
             as_good_s = result.bound_s / (1 - self.options.relative_gap)
             alike = space.folds.alike(limit_bytes, enough_s=max(as_good_s, result.objective_s), **self._limits)

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from .dominance import Dominance
 from .problem import Bools, Floats, Ints, StrategyProblem
 
 Array = TypeVar("Array", Floats, Ints)
@@ -85,8 +86,8 @@ class Matrices:
         # reused.
         self._known: dict[tuple[object, ...], np.ndarray] = {}
         self._shapes: dict[int, Shape] = {}
-        self._worst: dict[int, Floats] = {}
         self._alive: list[np.ndarray | None] = []
+        self.dominance = Dominance()
 
     def intern(self, array: np.ndarray) -> np.ndarray:
         """The one array of this content."""
@@ -122,24 +123,6 @@ class Matrices:
         if key not in self._known:
             self._known[key] = self.intern(left + right)
         return self._known[key]
-
-    def worst_extra(self, matrix: Floats) -> Floats:
-        """[j, i]: the most that row j is over row i, over the columns that i allows; -inf where it allows none.
-
-        For an interned matrix.
-        """
-        if id(matrix) not in self._worst:
-            worst = np.empty((matrix.shape[0], matrix.shape[0]))
-            allowed = np.isfinite(matrix)
-            filled = np.where(allowed, matrix, 0.0)
-            for j in range(matrix.shape[0]):
-                worst[j] = np.where(allowed, matrix[j] - filled, -np.inf).max(axis=1)
-            self._worst[id(matrix)] = worst
-        return self._worst[id(matrix)]
-
-    def forget_extras(self) -> None:
-        """Let go of what `worst_extra` worked out, which is as large as the matrices."""
-        self._worst.clear()
 
     def shape(self, matrix: Floats) -> Shape:
         """What the matrix says about its rows."""

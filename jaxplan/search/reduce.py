@@ -71,7 +71,6 @@ def reduce(
       matrices: what was worked out for problems that share matrices with this one, to be gone on with.
     """
     graph = Contraction(problem, matrices)
-    compared: dict[int, tuple[Floats, list[Floats], bytes]] = {}
     limit = -1 if for_peak else problem.limit_bytes
     try:
         for _ in range(MOST_ROUNDS):
@@ -80,7 +79,7 @@ def reduce(
             if peaks.overflow is not None and not for_peak:
                 reason = f"at time step {peaks.overflow} the least choices already exceed {limit} bytes"
                 return _give_up(problem, graph, reason)
-            if contract_only or not (_dominate(graph, peaks, compared) | _eliminate(graph, peaks)):
+            if contract_only or not (_dominate(graph, peaks) | _eliminate(graph, peaks)):
                 break
         else:
             graph.settle()
@@ -91,8 +90,7 @@ def reduce(
             problem, graph, f"every strategy of node {error.node} `{name}` is forbidden by its edges"
         )
     finally:
-        if matrices is None:
-            graph.matrices.forget_extras()
+        graph.matrices.dominance.forget_sizeable()
     kept = tuple(graph.alive())
     return Reduction(
         original=problem,
@@ -144,44 +142,19 @@ def _emit(
     )
 
 
-def _dominate(
-    graph: Contraction, peaks: Peaks, compared: dict[int, tuple[Floats, list[Floats], bytes]]
-) -> bool:
-    """Delete each strategy that another replaces, whatever the neighbours choose; say whether any went.
-
-    `compared` is what each node was last compared by, to no avail: not again while nothing of it has changed.
-    """
+def _dominate(graph: Contraction, peaks: Peaks) -> bool:
+    """Delete each strategy that another replaces, whatever the neighbours choose; say whether any went."""
     changed = False
     for node in graph.alive():
         size = graph.size(node)
         edges = list(graph.joined[node].values())
         if size == 1 or any(size * matrix.size > MOST_DIFFERENCES for matrix in edges):
             continue
-        used = peaks.profile(node, size)
-        before = compared.get(node)
-        now = graph.unary(node), edges, used.tobytes()
-        if before is not None and before[0] is now[0] and before[2] == now[2] and _same(before[1], edges):
-            continue
-        better = np.all(used[:, :, None] <= used[:, None, :], axis=0)
-        extra = graph.unary(node)[:, None] - graph.unary(node)[None, :]
-        for matrix in edges:
-            extra = extra + graph.matrices.worst_extra(matrix)
-        better = better & (extra <= 0)
-        np.fill_diagonal(better, False)
-        left = np.ones(size, dtype=np.bool_)
-        # From the last on: of two equal strategies the first one stays.
-        for strategy in range(size - 1, -1, -1):
-            left[strategy] = not better[left, strategy].any()
-        if not left.all():
+        left = graph.matrices.dominance.left(graph.unary(node), edges, peaks.profile(node, size))
+        if left.size < size:
             changed = True
-            graph.keep(node, np.flatnonzero(left))
-        else:
-            compared[node] = now
+            graph.keep(node, left)
     return changed
-
-
-def _same(some: list[Floats], others: list[Floats]) -> bool:
-    return len(some) == len(others) and all(one is other for one, other in zip(some, others, strict=True))
 
 
 def _eliminate(graph: Contraction, peaks: Peaks) -> bool:
