@@ -1,7 +1,9 @@
 """Which readers of a tensor share one resharded copy of it.
 
 The compiler brings a tensor into a layout once for all that read it so (equal collectives are one), where they run
-as often as each other.  What follows is tied to its maker's layout and reshards nothing itself.
+as often as each other.  What follows is tied to its maker's layout and reshards nothing itself, but for a loop's
+stack: what an iteration gathered may be kept so for the loop that reads the stack (a backward pass), which then has
+nothing to gather.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ class Sharing:
         if op.trips != made and op.primitive != "scan_slice":
             return False
         if producer < 0 or self.follows(value):
-            return not self.rules[reader].follows
+            return not self.rules[reader].follows or op.primitive == "scan_stack"
         return True
 
     def shares_inside(self, carry: int, reader: int) -> bool:

@@ -155,6 +155,27 @@ def test_a_3d_matrix_product_is_two_gathers_and_a_scatter() -> None:
     assert sorted((c.kind, c.axes, c.bytes) for c in found) == sorted(on_cpu)
 
 
+def _layers_loss(weights: jax.Array, x: jax.Array) -> jax.Array:
+    """A loop over stacked layers whose weights are converted where they are used, as mixed precision does."""
+
+    def layer(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, None]:
+        return jnp.tanh(x @ weight.astype(jnp.bfloat16)), None
+
+    return jnp.mean(jax.lax.scan(layer, x, weights)[0].astype(jnp.float32) ** 2)
+
+
+@pytest.mark.parametrize(("memory_budget", "times"), [("1GiB", 1), ("190MiB", 2)])
+def test_weights_gathered_in_a_loop_are_kept_for_its_backward_pass(memory_budget: str, times: int) -> None:
+    """The loop stacks its weights as they were read, whole; where memory is short, in pieces to be gathered again."""
+    weights, x = shape(8, 2048, 2048), shape(8192, 2048, dtype=jnp.bfloat16)
+    plan, _ = compiled(
+        trained(_layers_loss), mesh_over(data=8), weights, x, donate_argnums=0,
+        constraints={"weights": P(None, None, "data"), "batch0": P("data")}, memory_budget=memory_budget,
+    )  # fmt: skip
+    gathered = sum(c.bytes * c.trips for c in plan.collectives if c.kind == "all_gather")
+    assert gathered == times * nbytes(weights) / 2
+
+
 # -- language models ------------------------------------------------------------------------------------------
 
 
