@@ -16,6 +16,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from . import moves
+from .alarm import NEVER
 from .base import Incumbent, Progress, SearchResult, Termination
 from .contract import Keep
 from .dual import ROUNDING
@@ -95,7 +96,7 @@ class Arena:
             self._pool_s[: self.flat.matrix_s.size] = self.flat.matrix_s
         least_s = assign_window(
             self.flat, unary_s, self.flat.near_own, self._pool_s, self.flat.matrix_s.size, self._every, self._local,
-            chosen, math.log(sums), 0.0 if relaxed else 1.0, relaxed, self.state,
+            chosen, math.log(sums), 0.0 if relaxed else 1.0, relaxed, self.state, NEVER,
         )  # fmt: skip
         return -math.inf if math.isnan(least_s) else least_s - ROUNDING * self.flat.forbidden_s
 

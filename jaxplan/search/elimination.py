@@ -44,13 +44,15 @@ def assign_window(
     noise: float,
     relaxed: bool,
     state: NDArray[np.uint64],
+    stop: NDArray[np.uint8],
 ) -> float:
     """Assign the nodes of `window` in `chosen`, at the prices `unary_s` of their strategies.
 
     `pool_s` holds the matrices, that of edge k at `edge_at[k]`, and scratch from `pool_first` on; `local` is -1
     everywhere.  `most_log` bounds the natural logarithm of the sums that one elimination takes; `noise` disturbs the
     order, in the same unit.  `state` is the random state and a count of the sums taken.  Returns what the window costs
-    at least, with its edges; nan where the scratch is too small for a relaxation.
+    at least, with its edges; nan where the scratch is too small for a relaxation, or `stop` (alarm.py) was raised:
+    then `chosen` is as it was.
     """
     size = flat.size
     near_start, near_node = flat.near_start, flat.near_node
@@ -133,6 +135,10 @@ def assign_window(
     scope = np.empty(count + 64, np.int64)
     actives = np.arange(count)
     while actives.size:
+        if stop[0]:
+            for i in range(count):
+                local[window[i]] = -1
+            return np.nan
         # The active nodes are kept in one piece, so that the scan shrinks with them.
         kept = 0
         v, least_cost = -1, np.inf

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from . import messages, moves
+from .alarm import Alarm
 from .base import Incumbent
 from .dual import DualAscent, ascend
 from .elimination import assign_window
@@ -95,10 +96,12 @@ class PricedSearch:
         self._random = np.random.default_rng(seed)
         self.chosen = np.zeros(count, dtype=np.int64)
         self.kept: Ints | None = None
+        self._alarm = Alarm()
         self.kept_s = math.inf
         self.sums, self.most_sums, self.noise, self.step = FIRST_SUMS, FIRST_SUMS, 0.0, FIRST_STEP
         self._since_bound, self._hopeless, self._top_s = 0, 0, -math.inf
-        self._windows, self._share, self._work = Windows(flat, self._pool_s, self._scratch, self._random), 1.0, 0
+        self._windows = Windows(flat, self._pool_s, self._scratch, self._random, self._alarm.flag)
+        self._share, self._work = 1.0, 0
 
     @property
     def cost_s(self) -> float:
@@ -107,8 +110,12 @@ class PricedSearch:
 
     def run(self, *, patience: float = math.inf, relative_gap: float | None = None) -> None:
         """Rounds until a gap is reached, the deadline is near, or `patience` of them in a row gained nothing."""
+        with self._alarm.until(self.deadline):
+            self._run(patience, self.relative_gap if relative_gap is None else relative_gap)
+
+    def _run(self, patience: float, relative_gap: float) -> None:
         since, took_s = 0, 0.0
-        while since < patience and not self.best.closed(self.relative_gap if relative_gap is None else relative_gap):
+        while since < patience and not self.best.closed(relative_gap):
             began = time.monotonic()
             if began + took_s > self.deadline:
                 # No round would end in time, but windows do, where nothing else comes after.
@@ -187,6 +194,10 @@ class PricedSearch:
         nodes that comes within seconds, where branching on a linear relaxation takes half a minute.
         """
         self.offer(ascend(self.dual, self.best, self.relative_gap, self.deadline))
+        with self._alarm.until(self.deadline):
+            self._climb()
+
+    def _climb(self) -> None:
         sums, work, took_s = FIRST_SUMS, 0, 0.0
         while sums <= MOST_CLIMBED_SUMS and CLIMB * work <= MOST_CLIMBED_WORK:
             began = time.monotonic()
@@ -211,6 +222,7 @@ class PricedSearch:
             self.run()
         finally:
             other.deadline = -math.inf
+            other._alarm.ring()
             thread.join()
             if other.best.assignment:
                 self.best.offer(other.best.assignment)
@@ -264,10 +276,10 @@ class PricedSearch:
         state = self._state()
         least_s = assign_window(
             self.flat, dual.node_s, self._edge_at, self._pool_s, self._scratch, self._all, self._local,
-            self.chosen, math.log(self.sums), self.noise, True, state,
+            self.chosen, math.log(self.sums), self.noise, True, state, self._alarm.flag,
         )  # fmt: skip
         if math.isnan(least_s):
-            # The tables did not fit: less thorough from now on, and no bound this time.
+            # The tables did not fit, or time is over: less thorough from now on, and no bound this time.
             self.most_sums = max(self.sums / SUMS_GROWTH, FIRST_SUMS)
             return -math.inf, int(MOST_WORK)
         self._work += int(state[1])
@@ -279,7 +291,7 @@ class PricedSearch:
         sums, state = min(self.sums, MOST_CONDITIONED_SUMS), self._state()
         assign_window(
             self.flat, self._unary_s, self.flat.near_own, self._pool_s, self._scratch, self._all, self._local,
-            chosen, math.log(sums), 1.0, False, state,
+            chosen, math.log(sums), 1.0, False, state, self._alarm.flag,
         )  # fmt: skip
         self._work += int(state[1])
 

@@ -16,8 +16,10 @@ import time
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from . import moves
+from .alarm import NEVER
 from .elimination import assign_window
 from .flat import Flat
 from .problem import Floats, Ints
@@ -51,10 +53,14 @@ class Found(NamedTuple):
 class Windows:
     """The windows of one problem.
 
-    `pool_s` holds the matrices of `flat` as they are, and scratch from `pool_first` on.
+    `pool_s` holds the matrices of `flat` as they are, and scratch from `pool_first` on; a raised `stop` (alarm.py) ends
+    the window that is being assigned.
     """
 
-    def __init__(self, flat: Flat, pool_s: Floats, pool_first: int, random: np.random.Generator) -> None:
+    def __init__(
+        self, flat: Flat, pool_s: Floats, pool_first: int, random: np.random.Generator, stop: NDArray[np.uint8] = NEVER
+    ) -> None:
+        self._stop = stop
         self._flat, self._pool_s, self._pool_first, self._random = flat, pool_s, pool_first, random
         self._unary_s = flat.unary_s.copy()
         self._local = np.full(flat.size.size, -1, dtype=np.int64)
@@ -96,7 +102,7 @@ class Windows:
         state = np.array([random.integers(1, 2**63), 0], dtype=np.uint64)
         assign_window(
             self._flat, self._unary_s, self._flat.near_own, self._pool_s, self._pool_first, window, self._local,
-            chosen, math.log(sums), 1.0, False, state,
+            chosen, math.log(sums), 1.0, False, state, self._stop,
         )  # fmt: skip
         return int(state[1]) + VISITS * self._visit
 

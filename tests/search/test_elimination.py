@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from jaxplan.search import StrategyProblem, Termination, evaluate, ilp, rounds
+from jaxplan.search.alarm import NEVER, Alarm
 from jaxplan.search.base import Incumbent
 from jaxplan.search.dual import DualAscent, ascend
 from jaxplan.search.elimination import assign_window
@@ -22,7 +25,8 @@ UNLIMITED = math.log(1e9)
 
 
 def eliminate(
-    flat: Flat, chosen: np.ndarray, most_log: float, *, relaxed: bool, window: np.ndarray | None = None, seed: int = 1
+    flat: Flat, chosen: np.ndarray, most_log: float, *, relaxed: bool, window: np.ndarray | None = None, seed: int = 1,
+    stop: NDArray[np.uint8] = NEVER,
 ) -> float:
     """All nodes, or a window, at their own prices, on a pool of the test's own."""
     pool_s = np.concatenate([flat.matrix_s, np.empty(1 << 16)])
@@ -31,7 +35,7 @@ def eliminate(
     # The kernel takes each edge from its node that comes first in the window.
     return assign_window(
         flat, flat.unary_s, flat.near_own, pool_s, flat.matrix_s.size, window, np.full(flat.size.size, -1),
-        chosen, most_log, 0.0, relaxed, state,
+        chosen, most_log, 0.0, relaxed, state, stop,
     )  # fmt: skip
 
 
@@ -170,3 +174,29 @@ def test_a_climb_bounds_from_below_and_ends_at_the_optimum_without_a_limit(seed:
         if limit is None:
             assert best.objective_s == pytest.approx(least.objective_s)
             assert best.bound_s == pytest.approx(least.objective_s)
+
+
+@pytest.mark.parametrize("relaxed", [False, True])
+def test_a_raised_alarm_ends_the_kernel_and_changes_nothing(relaxed: bool) -> None:
+    problem, _ = unlimited(3)
+    flat = flatten(problem)
+    chosen = np.zeros(flat.size.size, dtype=np.int64)
+    assert math.isnan(eliminate(flat, chosen, UNLIMITED, relaxed=relaxed, stop=np.ones(1, dtype=np.uint8)))
+    assert not chosen.any()
+    before = eliminate(flat, chosen.copy(), UNLIMITED, relaxed=relaxed)
+    assert not math.isnan(before)
+
+
+def test_an_alarm_stops_a_kernel_that_runs() -> None:
+    flat = flatten(grid(40, strategies=12, seed=0))
+    pool_s = np.concatenate([flat.matrix_s, np.empty(1 << 25)])
+    count, alarm = flat.size.size, Alarm()
+    chosen = np.zeros(count, dtype=np.int64)
+    with alarm.until(time.monotonic() + 0.3):
+        # some seconds of eliminations
+        least_s = assign_window(
+            flat, flat.unary_s, flat.near_own, pool_s, flat.matrix_s.size, np.arange(count), np.full(count, -1),
+            chosen, math.log(1e7), 0.0, False, np.array([1, 0], dtype=np.uint64), alarm.flag,
+        )  # fmt: skip
+    assert math.isnan(least_s)
+    assert not chosen.any()
