@@ -28,6 +28,29 @@ def accumulating_ops(graph: Graph) -> Parts:
     return _Accumulations(graph).found()
 
 
+def turned_sums(graph: Graph) -> Parts:
+    """Transpositions between a product and an addition to another sum: what two uses of one weight add to its gradient.
+
+    Shardy adds the parts before it sums them where nothing but transpositions lies between, XLA for TPU after it (jax
+    0.10.2; of converted, scaled or reshaped ones each is summed by itself).
+    """
+    producers, uses = graph.producers(), graph.uses()
+    returned = frozenset(graph.outputs)
+
+    def turned(value: int) -> list[int]:
+        """The transpositions that lead to `value` from a product; none where anything else reads what they turn."""
+        found: list[int] = []
+        while len(uses[value]) == 1 and value not in returned and producers[value] >= 0:
+            op = graph.ops[producers[value]]
+            if op.primitive != "transpose":
+                return found if op.primitive in SUMS or makes_parts(op) else []
+            found.append(op.index)
+            value = op.operands[0]
+        return []
+
+    return {index: (0,) for op in graph.ops if op.primitive in SUMS for v in op.operands for index in turned(v)}
+
+
 def makes_parts(op: Op) -> bool:
     """Whether each part of the operation's sum can be computed beside the others."""
     if op.primitive == "conv_general_dilated":  # the gradient of a kernel, summed over the batch

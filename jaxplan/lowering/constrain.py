@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from ..ir import Graph, Op, Site
+from ..ir import SUMS, Graph, Op, Site
 from ..plans import Constraint
 from ..sharding import NONE, UNREDUCED, Layout, reshard_path, runs_locally
 from .kernels import LOCAL
@@ -33,11 +33,13 @@ def planned_constraints(
 
     Sums that a loop accumulates stay pending, see `pending`: their layouts are written down, pending axes included.
     Operations that run in a `shard_map` of their own have all their operands and results written down, as its specs.
+    Between a transposed sum and what reads the addition it goes to nothing is pinned (`_turned_sums`).
     A loop's carry and stacked results are pinned too: they have one layout for the whole loop, which propagation
     would take from whichever end it reaches first.
     """
     producers = graph.producers()
     held = held_values(graph, values, reads)
+    turned = _turned_sums(graph, values, held)
     pins: dict[tuple[Site, Layout], Constraint] = {}
 
     def pin(site: Site | None, layout: Layout, value: int, source: str, primitive: str, why: str) -> None:
@@ -53,7 +55,7 @@ def planned_constraints(
 
     for value, row in values.items():
         producer = producers[value]
-        if producer < 0 or value in held:
+        if producer < 0 or value in held or value in turned:
             continue
         op = graph.ops[producer]
         at_edge = op.primitive in ("carry_init", "scan_stack")
@@ -77,6 +79,20 @@ def planned_constraints(
             pin(op.sites[position], layout, value, op.source, op.primitive, "reshard")
     written = [*_local_specs(graph, values, reads, orders), *_held_layouts(graph, values, reads, orders, held)]
     return (*pins.values(), *written)
+
+
+def _turned_sums(graph: Graph, values: Mapping[int, np.ndarray], held: frozenset[int]) -> frozenset[int]:
+    """Pending sums that are transposed, and what they are added up to where one operation reads it.
+
+    Pinned on the way, Shardy reduces all of it and cuts it afterwards; left alone, it scatters it as it is read.
+    """
+    uses, found = graph.uses(), set[int]()
+    for op in graph.ops:
+        turned = op.primitive == "transpose" or (op.primitive in SUMS and found.intersection(op.operands))
+        for value in op.results if turned else ():
+            if value in values and value not in held and len(uses[value]) == 1 and (values[value] == UNREDUCED).any():
+                found.add(value)
+    return frozenset(found)
 
 
 def _on_the_way(start: np.ndarray, copy: np.ndarray, row: np.ndarray) -> bool:

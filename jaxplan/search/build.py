@@ -21,6 +21,7 @@ from ..ir import (
     needed_until,
     settled_values,
     start_shares,
+    turned_sums,
     written_over,
 )  # fmt: skip
 from ..sharding import UNREDUCED, Moves, Rule, Strategies, all_places, busiest, pieces, reachable, strategies
@@ -77,6 +78,7 @@ class _Builder:
             graph, [rule.matmul for rule in rules], [bool(rule.reduction) for rule in rules]
         )
         self.accumulating = accumulating_ops(graph)
+        self.turned = turned_sums(graph)
         self.nodes: list[Node] = []
         self.edges: list[Edge] = []
         self.passages: list[Passage] = []
@@ -186,8 +188,8 @@ class _Builder:
                 self._copy_inside(value)
 
     def _strategies(self, op: Op, rule: Rule) -> Strategies:
-        """With sums left pending through additions, and through all that leads to a sum that a loop accumulates."""
-        pending = self.accumulating.get(op.index, ())
+        """With sums left pending through additions, what is turned before one, and all that a loop accumulates."""
+        pending = self.accumulating.get(op.index, self.turned.get(op.index, ()))
         if op.primitive in SUMS and all(dims == rule.results[0] for dims in rule.operands):
             pending = (0, 1)
         key = ("strategies", id(rule), pending)
