@@ -77,8 +77,7 @@ class _Builder:
         self.start_shares = start_shares(
             graph, [rule.matmul for rule in rules], [bool(rule.reduction) for rule in rules]
         )
-        self.accumulating = accumulating_ops(graph)
-        self.turned = turned_sums(graph)
+        self.accumulating, self.turned = accumulating_ops(graph), turned_sums(graph)
         self.nodes: list[Node] = []
         self.edges: list[Edge] = []
         self.passages: list[Passage] = []
