@@ -17,7 +17,8 @@ import numpy as np
 from ..errors import SolverError
 from .arena import Arena, search_in_arena
 from .base import Progress, SearchResult
-from .frontier import TooWide, trace_frontier
+from .frontier import trace_frontier
+from .frontier_elimination import TooWide
 from .optcnn import offer_repaired
 from .problem import Edge, StrategyProblem
 

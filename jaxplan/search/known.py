@@ -221,6 +221,16 @@ class Known:
             for i in np.flatnonzero((fast < known_s) & wide)
         ]  # fmt: skip
 
+    def best_at(self, budget_bytes: int) -> float:
+        """Seconds of the fastest point found within a budget; infinite without one."""
+        return min((p.objective_s for p in self.points.values() if p.peak_bytes <= budget_bytes), default=math.inf)
+
+    def slack_at(self, budget_bytes: int) -> float:
+        """How much slower, relatively, the fastest point found within a budget is than what is proved."""
+        best_s, floor_s = self.best_at(budget_bytes), float(self.at(np.array([budget_bytes]))[0])
+        best_s -= ROUNDING * abs(best_s)
+        return max(best_s / floor_s - 1, 0.0) if floor_s > 0 else math.inf if best_s > floor_s else 0.0
+
     def gap_at(self, budget_bytes: int) -> Gap | None:
         """The gap that a budget is in."""
         return next((gap for gap in self.gaps() if gap.low_bytes <= budget_bytes <= gap.high_bytes), None)

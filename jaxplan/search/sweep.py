@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 from .known import BudgetSearch, Gap, Known
 
-#: A gap is narrow from this share of what lies between both ends of the frontier.
-NARROW = 1 / 32
+#: A gap is narrow from this share of what lies between both ends of the frontier, and this one of its seconds.
+NARROW, FLAT = 1 / 32, 0.05
 
 
 def sweep_frontier(
@@ -24,6 +24,7 @@ def sweep_frontier(
     search: BudgetSearch,
     *,
     deadline: float = math.inf,
+    first: Callable[[int], bool] = lambda _: False,
     on_point: Callable[[int, int], None] | None = None,
 ) -> int:
     """Close the gaps of what is known of a frontier, the widest first; the number of searches.
@@ -31,19 +32,22 @@ def sweep_frontier(
     Args:
       known: with at least one point; search: an exact one.
       deadline: no search begins after it, in `time.monotonic` seconds.
+      first: tried before a search: whether it closed the gap at a budget.
       on_point: told the number of searches so far and of the gaps that are left, after each.
     """
     searched = 0
     while time.monotonic() < deadline and (gaps := known.gaps()):
         widest = max(gaps, key=lambda gap: (gap.width, gap.low_bytes))
-        known.ask(search, _budget(widest, known.span_bytes), widest.start)
-        searched += 1
+        budget = _budget(widest, known.span_bytes)
+        if not first(budget) and time.monotonic() < deadline:
+            known.ask(search, budget, widest.start)
+            searched += 1
         if on_point is not None:
             on_point(searched, len(gaps))
     return searched
 
 
 def _budget(gap: Gap, span_bytes: int) -> int:
-    if gap.high_bytes - gap.low_bytes <= NARROW * span_bytes:
+    if gap.high_bytes - gap.low_bytes <= NARROW * span_bytes and gap.slow_s <= (1 + FLAT) * gap.fast_s:
         return gap.high_bytes
     return (gap.low_bytes + gap.high_bytes) // 2

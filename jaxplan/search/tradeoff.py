@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 
 from .base import SearchResult
-from .frontier import TooWide, trace_frontier
+from .frontier import trace_frontier
+from .frontier_elimination import TooWide
 from .ilp import solve
 from .known import Known, Tradeoff
 from .least_peak import least_peak
@@ -39,7 +40,8 @@ def tradeoff(
 
     Args:
       eps: plans whose times differ by less, relatively, or whose peaks by less of what lies between the smallest and
-        the largest, are not parted; time_limit_s: no stretch or search begins after it.
+        the largest, are not parted; time_limit_s: no stretch or search begins after it; loading
+        compiled code is not counted.
     """
     begun, known = time.monotonic(), Known(problem, eps)
     try:
@@ -52,8 +54,13 @@ def tradeoff(
         known.add(found)
     except (TooWide, OutOfTime):
         pass
-    # compiled code, and what compiles it, are loaded by those who need them
+    # compiled code, and what compiles it, are loaded by those who need them; no time of the search's
+    loading = time.monotonic()
     from .stretches import walk_frontier
+    from .warm import load_walk
+
+    load_walk()
+    begun += time.monotonic() - loading
 
     def search(limited: StrategyProblem, start: tuple[int, ...]) -> SearchResult:
         gap = max(eps / 10, 1e-6)
@@ -62,19 +69,22 @@ def tradeoff(
     least = least_peak(problem, time_limit_s=BUDGET_S, seed=seed)
     if not least.assignment:
         return known.tradeoff(0, rows=0, largest=0), "nothing is possible"
-    # both ends first: the fastest of all, and of those that meet the least peak
     known.note(least.assignment)
-    known.ask(search, None, known.front()[-1].assignment)
     smallest = known.front()[0]
-    known.ask(search, smallest.peak_bytes, smallest.assignment)
-    rows, largest = walk_frontier(
+    stretches = walk_frontier(
         known, search, deadline=begun + WALK_SHARE * time_limit_s,
         on_stretch=lambda points, budget: say(f"{points} points; next those within {budget} bytes"),
     )  # fmt: skip
-    searched = sweep_frontier(
-        known, search, deadline=begun + time_limit_s,
+    deadline = stretches.deadline = begun + time_limit_s
+    searched = 0
+    if known.slack_at(smallest.peak_bytes) > eps and time.monotonic() < deadline:
+        known.ask(search, smallest.peak_bytes, known.front()[0].assignment)
+        searched = 1
+    searched += sweep_frontier(
+        known, search, deadline=deadline, first=stretches.cover,
         on_point=lambda count, gaps: say(f"{count} budgets searched; {gaps} gaps were open"),
     )  # fmt: skip
+    rows, largest = stretches.rows_carried, stretches.largest
     found = known.tradeoff(int(smallest.peak_bytes * (1 - LEAST_GAP)), rows=rows, largest=largest)
     ways = ["by elimination of all"] if known.whole else []
     ways += ["by elimination, stretch by stretch"] if largest else []

@@ -23,6 +23,19 @@ def warmed(module: str) -> Search:
     return search
 
 
+@functools.cache
+def load_walk() -> None:
+    """The kernels of frontier tables and of the bounds that rule most of their entries out."""
+    from .dual import DualAscent
+    from .frontier import trace_frontier
+
+    ring = _ring()
+    trace_frontier(ring, width=1e-3, most_rows=1)
+    dual = DualAscent(ring)
+    dual.set_prices({0: 1.0})
+    dual.sweep()
+
+
 def _ring() -> StrategyProblem:
     """A small problem in which memory binds and every choice depends on others."""
     rng = np.random.default_rng(0)

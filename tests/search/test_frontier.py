@@ -17,11 +17,12 @@ from jaxplan.search import (
     Usage,
     evaluate,
     exhaustive,
+    frontier_elimination,
     stretches,
     tradeoff,
 )
-from jaxplan.search import frontier as frontier_module
-from jaxplan.search.frontier import TooWide, trace_frontier
+from jaxplan.search.frontier import trace_frontier
+from jaxplan.search.frontier_elimination import TooWide
 from jaxplan.search.known import Known, Tradeoff
 from jaxplan.search.stretches import walk_frontier
 from jaxplan.search.sweep import sweep_frontier
@@ -138,9 +139,9 @@ def check_walk(seed: int) -> None:
     if not seconds.size:
         return
     known = known_ends(problem, int(peaks.min()), eps=0.0)
-    rows, largest = walk_frontier(known, exhaustively)
+    walk = walk_frontier(known, exhaustively)
     assert not known.gaps(), "a walk over so small a problem goes all the way"
-    check_whole(problem, known.tradeoff(int(peaks.min()), rows=rows, largest=largest), seconds, peaks)
+    check_whole(problem, known.tradeoff(int(peaks.min()), rows=walk.rows_carried, largest=walk.largest), seconds, peaks)
 
 
 def check_whole(problem: StrategyProblem, found: Tradeoff, seconds: np.ndarray, peaks: np.ndarray) -> None:
@@ -174,15 +175,15 @@ def test_a_thousand_walks_are_the_frontier_too(seeds: range) -> None:
 def test_what_a_walk_leaves_to_a_sweep_is_covered_by_both_bounds(
     eps: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cover = stretches._Stretches.cover
+    cover = stretches.Stretches.cover
 
-    def one_stretch(walk: stretches._Stretches, limit: int) -> bool:
+    def one_stretch(walk: stretches.Stretches, limit: int, *, alone: bool = False) -> bool:
         # as where time is over, or tables are too wide, after the first
         if walk.largest:
             walk.deadline = 0.0
-        return cover(walk, limit)
+        return cover(walk, limit, alone=alone)
 
-    monkeypatch.setattr(stretches._Stretches, "cover", one_stretch)
+    monkeypatch.setattr(stretches.Stretches, "cover", one_stretch)
     monkeypatch.setattr(stretches, "FIRST", 0.001)
     left_over = 0
     for seed in range(340, 400):
@@ -191,9 +192,10 @@ def test_what_a_walk_leaves_to_a_sweep_is_covered_by_both_bounds(
         if not seconds.size:
             continue
         known = known_ends(problem, int(peaks.min()), eps)
-        rows, largest = walk_frontier(known, lambda limited, start: replace(
+        walk = walk_frontier(known, lambda limited, start: replace(
             exhaustively(limited, start), assignment=(), bound_s=-math.inf
         ))  # fmt: skip
+        rows, largest = walk.rows_carried, walk.largest
         check_floor(known.tradeoff(int(peaks.min()), rows=rows, largest=largest), seconds, peaks)
         left_over += largest > 0 and bool(known.gaps())
         sweep_frontier(known, exhaustively)
@@ -294,7 +296,7 @@ def test_what_whole_tables_leave_open_is_no_worse_with_the_rest_of_the_time() ->
 def test_a_graph_that_is_too_dense_is_refused_before_its_table_is_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(frontier_module, "MOST_ENTRIES", 10)
+    monkeypatch.setattr(frontier_elimination, "MOST_ENTRIES", 10)
     rng = np.random.default_rng(0)
     dense = StrategyProblem(
         nodes=tuple(Node(name=f"n{i}", costs_s=rng.random(4)) for i in range(6)),
