@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from .base import SearchResult
+from .base import SearchResult, Termination
 from .frontier import trace_frontier
 from .frontier_elimination import TooWide
 from .ilp import solve
@@ -67,9 +67,13 @@ def tradeoff(
         return solve(limited, time_limit_s=BUDGET_S, relative_gap=gap, seed=seed, hint=start or None)
 
     least = least_peak(problem, time_limit_s=BUDGET_S, seed=seed)
-    if not least.assignment:
+    if least.assignment:
+        known.note(least.assignment)
+    elif least.termination is not Termination.INFEASIBLE:
+        # out of time: nothing is known of the smallest end, but that is no proof that there is none
+        known.ask(search, None, ())
+    if not known.points:
         return known.tradeoff(0, rows=0, largest=0), "nothing is possible"
-    known.note(least.assignment)
     smallest = known.front()[0]
     stretches = walk_frontier(
         known, search, deadline=begun + WALK_SHARE * time_limit_s,
@@ -85,7 +89,8 @@ def tradeoff(
         on_point=lambda count, gaps: say(f"{count} budgets searched; {gaps} gaps were open"),
     )  # fmt: skip
     rows, largest = stretches.rows_carried, stretches.largest
-    found = known.tradeoff(int(smallest.peak_bytes * (1 - LEAST_GAP)), rows=rows, largest=largest)
+    least_bytes = int(least.peak_bytes * (1 - LEAST_GAP)) if least.termination is Termination.OPTIMAL else 0
+    found = known.tradeoff(least_bytes, rows=rows, largest=largest)
     ways = ["by elimination of all"] if known.whole else []
     ways += ["by elimination, stretch by stretch"] if largest else []
     ways += [f"by {searched} searches under different budgets"] if searched or not ways else []

@@ -21,6 +21,7 @@ from jaxplan.search import (
     stretches,
     tradeoff,
 )
+from jaxplan.search.evaluate import Evaluator
 from jaxplan.search.frontier import trace_frontier
 from jaxplan.search.frontier_elimination import TooWide
 from jaxplan.search.known import Known, Tradeoff
@@ -207,6 +208,50 @@ def test_what_a_walk_leaves_to_a_sweep_is_covered_by_both_bounds(
         else:
             check_whole(problem, found, seconds, peaks)
     assert left_over > 5, "no walk was left to a sweep"
+
+
+def test_a_walk_goes_where_whole_tables_would_be_too_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frontier_elimination, "MOST_ENTRIES", 10)
+    rng = np.random.default_rng(1)
+    dense = StrategyProblem(
+        nodes=tuple(Node(name=f"n{i}", costs_s=rng.random(5)) for i in range(6)),
+        edges=tuple(Edge(tail=i, head=j, costs_s=rng.random((5, 5))) for i in range(6) for j in range(i)),
+        usages=tuple(Usage(node=i, start=0, stop=2, bytes=rng.integers(0, 999, 5)) for i in range(6)),
+    )
+    with pytest.raises(TooWide):
+        trace_frontier(dense)
+    seconds, peaks = enumerated(dense)
+    known = known_ends(dense, int(peaks.min()), eps=0.0)
+    walk = walk_frontier(known, lambda limited, start: replace(
+        exhaustively(limited, start), assignment=(), bound_s=-math.inf
+    ))  # fmt: skip
+    assert walk.largest > 10
+    check_whole(
+        dense, known.tradeoff(int(peaks.min()), rows=walk.rows_carried, largest=walk.largest), seconds, peaks
+    )
+
+
+@pytest.mark.parametrize(("width", "base", "share"), [(0.0, 1.0, 0.1), (0.1, 1e4, 0.0), (0.05, 100.0, 0.05)])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_every_assignment_has_a_point_that_stands_for_it(
+    width: float, base: float, share: float, rows: int
+) -> None:
+    stand_ins = 0
+    for seed in range(200, 240):
+        problem = random_problem(seed)
+        seconds, peaks = enumerated(problem)
+        if not seconds.size:
+            continue
+        times = Evaluator(problem).times[:rows]
+        elimination = frontier_elimination.Elimination(
+            problem, frontier_elimination.Rows(problem, times), width, base=base, step_s=share * seconds.min()
+        )
+        points = elimination.run()[0].points
+        low = points.low.max(axis=1, initial=0)
+        for step_s, peak in zip(seconds.tolist(), peaks.tolist(), strict=True):
+            assert ((points.early <= step_s * (1 + 1e-9)) & (low <= peak)).any()
+        stand_ins += int(((points.early < points.seconds) | (low < points.bytes.max(axis=1, initial=0))).sum())
+    assert stand_ins, "nothing was merged that says anything"
 
 
 def test_a_sweep_is_the_frontier_too() -> None:
