@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..ir import Graph
+from ..ir import Graph, Value
 from ..sharding import Rule
 
 EVERY = 0.999
 """A dimension that runs through so much of the products' arithmetic runs through all of them."""
+
+MOST = 5 / 6
+"""Where gradients are, a batch is the first dimension of two products of each weight and summed away in the third; no
+dimension of the weight is so in more than two.  Products among weights alone (low-rank updates) have no batch."""
 
 
 def input_kinds(graph: Graph, rules: Sequence[Rule]) -> tuple[str, ...]:
@@ -19,8 +23,9 @@ def input_kinds(graph: Graph, rules: Sequence[Rule]) -> tuple[str, ...]:
     products, but no loss depends on it.  What only reaches the next state (moments, averages) is optimizer state.
 
     A step that only reads its parameters (it predicts, it generates) has a batch dimension, the first one, in every
-    product's result: floating-point inputs that meet products and don't have it are parameters, what has it and comes
-    back (a cache) is state.  Gradients sum that dimension away: of a step with gradients nothing is told so.
+    product's result: inputs of numbers that meet products and don't have it are parameters, what has it and comes
+    back (a cache) is state.  A gradient is a product that sums this dimension away: what a step with gradients only
+    reads and what has it in no product (frozen weights, a reference model) are parameters too.
     """
     to_products = _reaching(graph, (), [rule.matmul for rule in rules])
     nowhere = [False] * len(graph.ops)
@@ -31,15 +36,16 @@ def input_kinds(graph: Graph, rules: Sequence[Rule]) -> tuple[str, ...]:
     reaches = [product and result for product, result in zip(to_products, to_results, strict=True)]
     comes_back = {i for i, _ in graph.aliases}
     weights = [
-        "float" in graph.values[value].dtype and reaches[value] and position not in comes_back
+        _is_number(graph.values[value]) and reaches[value] and position not in comes_back
         for position, value in enumerate(graph.inputs)
     ]
     batched = _batched(graph, rules) if any(weights) else set()
+    fed = batched or (_batched(graph, rules, summed_too=True) if any(weights) else set())
     kinds = []
     for position, value in enumerate(graph.inputs):
         tensor = graph.values[value]
         if position not in comes_back:
-            kinds.append("parameter" if weights[position] and batched and value not in batched else "batch")
+            kinds.append("parameter" if weights[position] and fed and value not in fed else "batch")
         elif "float" not in tensor.dtype or (reaches[value] and value in batched):
             kinds.append("state")
         else:
@@ -47,8 +53,15 @@ def input_kinds(graph: Graph, rules: Sequence[Rule]) -> tuple[str, ...]:
     return tuple(kinds)
 
 
-def _batched(graph: Graph, rules: Sequence[Rule]) -> set[int]:
+def _is_number(tensor: Value) -> bool:
+    """Whether products may meet it as it is: floats, and what floats are quantised to; not indices, nor a scalar."""
+    return bool(tensor.shape) and ("float" in tensor.dtype or ("int" in tensor.dtype and tensor.item_bytes <= 1))
+
+
+def _batched(graph: Graph, rules: Sequence[Rule], *, summed_too: bool = False) -> set[int]:
     """The inputs with a dimension that is the first of every product's result and that none sums away.
+
+    With `summed_too`, the dimension that is most often the first of a product's result or what it sums away.
 
     Empty where there is none, and where a single product can't tell the batch from its weights.
 
@@ -75,6 +88,11 @@ def _batched(graph: Graph, rules: Sequence[Rule]) -> set[int]:
                     if names:
                         place = first[value] + dim
                         root[find(place)] = find(met.setdefault(names[0], place))
+        for value, factors in zip(op.operands, rule.operands, strict=True):  # what is joined or taken apart lengthwise
+            for result, others in zip(op.results, rule.results, strict=True):
+                for dim, (names, other) in enumerate(zip(factors, others, strict=False)):
+                    if len(factors) == len(others) and not names and not other:
+                        root[find(first[value] + dim)] = find(first[result] + dim)
         if rule.matmul:
             flops = rule.flops * op.trips
             if graph.values[op.results[0]].shape:
@@ -85,9 +103,10 @@ def _batched(graph: Graph, rules: Sequence[Rule]) -> set[int]:
         share[find(dim)] = share.get(find(dim), 0.0) + flops
     for dim, flops in summed:
         if find(dim) in share:
-            share[find(dim)] -= flops
+            share[find(dim)] += flops if summed_too else -flops
     whole = sum(flops for _, flops in kept)
-    every = {group for group, flops in share.items() if flops >= EVERY * whole and len(kept) > 1}
+    enough = max(MOST * whole, *share.values()) if summed_too and share else EVERY * whole
+    every = {group for group, flops in share.items() if flops >= enough and len(kept) > 1}
     return {
         value for value in graph.inputs if any(find(dim) in every for dim in range(first[value], first[value + 1]))
     }
