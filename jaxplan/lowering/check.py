@@ -143,7 +143,9 @@ def check(
             unplanned=unplanned,
             differing=differing,
             rounds=round_number,
-            warnings=tuple(w for w in result.warnings if "trip count" not in w or not graph.assumptions),
+            warnings=tuple(
+                _in_words(graph, w) for w in result.warnings if "trip count" not in w or not graph.assumptions
+            ),
         )
 
     checked = once(short) or once(None)
@@ -269,6 +271,16 @@ def operation_of(scope: str) -> int:
     """The operation that a scope names, "jit(step)/transpose(jvp(jaxplan12))/dot_general" for one; -1 for none."""
     found = _SCOPED.findall(scope)
     return int(found[-1]) if found else -1
+
+
+def _in_words(graph: Graph, warning: str) -> str:
+    """A warning of the partitioner's with the operation and its line in the place of the scope that it names."""
+
+    def words(scope: re.Match[str]) -> str:
+        op = operation_of(scope.group(1))
+        return scope.group(0) if op < 0 else f"`{graph.ops[op].primitive}` at {graph.ops[op].source}"
+
+    return re.sub(r"`([^`]*)`", words, warning)
 
 
 def _around_scope(scope: str) -> str:

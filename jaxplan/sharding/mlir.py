@@ -190,7 +190,10 @@ def trip_count(loop: Any) -> int | None:
 
 
 class Walk:
-    """One walk through `@main`: iterate over `visits()`; afterwards `warnings` tells what was assumed."""
+    """One walk through `@main`: iterate over `visits()`; afterwards `warnings` tells what was assumed.
+
+    What a loop of unknown length is taken to run matters where it communicates: only that is told.
+    """
 
     def __init__(self, module: Any, while_trips: float) -> None:
         self._main = next(op.operation for op in module.body.operations if op.operation.name == "func.func")
@@ -242,20 +245,29 @@ class Walk:
         op, trips = visit.op, visit.trips
         if op.name == "stablehlo.while":
             count = trip_count(op)
-            if count is None:
-                self.warnings.append(
-                    f"the trip count of the loop `{visit.scope}` is not a constant: "
-                    f"{self._while_trips:g} is assumed"
-                )
             trips *= self._while_trips if count is None else count
+        moved = False
         for region in op.regions:
             for block in region.blocks:
                 inside = visit.layouts if op.name == "stablehlo.while" else ()
                 if op.name in ("sdy.manual_computation", "sdy.named_computation"):
                     inside = tuple(((),) * len(shape_of(v)[0]) for v in block.arguments)
                 arguments = [(self._number(), layout) for layout in inside]
-                yield from self._block(block, arguments, env, visit.scope, trips)
+                for inner in self._block(block, arguments, env, visit.scope, trips):
+                    moved = moved or inner.op.name in MOVING
+                    yield inner
+        if moved and op.name == "stablehlo.while" and count is None:
+            self.warnings.append(
+                f"the trip count of the loop `{visit.scope}` is not a constant: {self._while_trips:g} is assumed"
+            )
 
+
+MOVING = frozenset(
+    f"{dialect}.{kind}"
+    for dialect in ("sdy", "stablehlo")
+    for kind in ("all_gather", "all_reduce", "all_to_all", "collective_permute", "reduce_scatter")
+)
+"""Operations that communicate: Shardy's own, and those that a `shard_map` writes."""
 
 # Operations whose regions are programs of their own; those of reduce, sort and scatter are about scalars.
 _REGIONS = frozenset(

@@ -146,8 +146,9 @@ def partition_imported(imported: Any, *, while_trips: float = 16.0, flows: bool 
     inputs, outputs = function_layouts(main)
     settle_contractions(copy)
     run_passes(copy, _RESHARDS)
-    visits = list(Walk(copy, while_trips).visits())
-    warnings = list(dict.fromkeys(propagated.warnings))
+    resharded = Walk(copy, while_trips)
+    visits = list(resharded.visits())
+    warnings = list(dict.fromkeys(resharded.warnings))
     warnings += [
         f"`{visit.scope}`: a reshard to {visit.layouts[0]} remains, for which there is no collective"
         for visit in visits
