@@ -171,7 +171,7 @@ class Elimination:
     def _order(self) -> list[int]:
         """The nodes as they are eliminated: always the one whose table over its neighbours is the smallest."""
         beside, left, order = [set(around) for around in self.beside], set(range(len(self.sizes))), list[int]()
-        weigh = {node: float(math.prod(self.sizes[u] for u in around)) for node, around in enumerate(beside)}
+        weigh = {node: math.prod(self.sizes[u] for u in around) for node, around in enumerate(beside)}
         while left:
             node = min(left, key=lambda v: (weigh[v], v))
             left.remove(node)
@@ -181,7 +181,7 @@ class Elimination:
                 beside[other] |= around - {other}
                 beside[other].discard(node)
             for other in around:
-                weigh[other] = float(math.prod(self.sizes[u] for u in beside[other]))
+                weigh[other] = math.prod(self.sizes[u] for u in beside[other])
         return order
 
     def _foresee(self, order: Sequence[int]) -> None:

@@ -210,6 +210,19 @@ def test_what_a_walk_leaves_to_a_sweep_is_covered_by_both_bounds(
     assert left_over > 5, "no walk was left to a sweep"
 
 
+def test_a_node_of_hundreds_of_neighbours_is_no_matter() -> None:
+    leaves, strategies = 300, 16
+    star = StrategyProblem(
+        nodes=tuple(Node(name=f"n{i}", costs_s=np.arange(strategies, dtype=np.float64)) for i in range(leaves + 1)),
+        edges=tuple(Edge(tail=0, head=i, costs_s=np.eye(strategies)) for i in range(1, leaves + 1)),
+        usages=(Usage(node=0, start=0, stop=1, bytes=np.arange(strategies, 0, -1)),),
+    )
+    rows = frontier_elimination.Rows(star, np.zeros(0, np.int64))
+    final, _ = frontier_elimination.Elimination(star, rows, 0.0).run()
+    # the middle a step higher than its leaves, which then pay nothing
+    assert final.points.seconds.tolist() == [1.0]
+
+
 def test_a_walk_goes_where_whole_tables_would_be_too_wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frontier_elimination, "MOST_ENTRIES", 10)
     rng = np.random.default_rng(1)
