@@ -164,4 +164,7 @@ class Frontier:
 
 
 def _proved(regret_bound: float) -> str:
-    return "proved" if regret_bound < PROVED else f"proved within {100 * regret_bound:.2g} %"
+    if regret_bound < PROVED:
+        return "proved"
+    percent = 100 * regret_bound
+    return f"proved within {percent:.2g} %" if percent < 100 else f"proved within {percent:.0f} %"

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
+
+#: (how much, its name), the largest first.
+BYTES = tuple((float(2 ** (10 * i)), name) for i, name in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB"), (0, "B")))
+SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
+
+#: Ticks on an axis, about.
+TICKS = 8
 
 _STYLE = (
     ".page{fill:#fff}.title{font-size:18px;font-weight:650;fill:#1d2126}.soft{font-size:12px;fill:#616a75}"
@@ -11,6 +20,38 @@ _STYLE = (
     ".dot{fill:#2f6db5}.knee{fill:#e58b2d}.limit{stroke:#b03a3a;stroke-dasharray:5 4}.name{font-size:12px;fill:#1d2126}"
     ".ideal{fill:none;stroke:#9aa3ad;stroke-dasharray:5 4}.warn{font-size:12px;fill:#b03a3a}"
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """An axis from `low` to `high`: round ticks in one unit, with as many digits as tell them apart."""
+
+    low: float
+    high: float
+    unit: float
+    name: str
+    step: float
+
+    @classmethod
+    def around(cls, low: float, high: float, units: Sequence[tuple[float, str]]) -> Scale:
+        """A little wider than from `low` to `high`, or than what is one value."""
+        margin = (high - low) * 0.08 or abs(high) * 0.02 or 1.0
+        unit, name = next(((size, name) for size, name in units if size <= high), units[-1])
+        rough = (high - low + 2 * margin) / TICKS / unit
+        power = 10.0 ** math.floor(math.log10(rough))
+        step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))
+        return cls(low=max(low - margin, 0.0), high=high + margin, unit=unit, name=name, step=step * unit)
+
+    @property
+    def ticks(self) -> list[float]:
+        """The round values within."""
+        first, last = math.ceil(self.low / self.step - 1e-9), math.floor(self.high / self.step + 1e-9)
+        return [number * self.step for number in range(first, last + 1)]
+
+    def words(self, value: float, finer: int = 0) -> str:
+        """A value in the axis' unit, with `finer` digits more than its ticks have."""
+        digits = max(0, finer - math.floor(math.log10(self.step / self.unit) + 1e-9))
+        return f"{value / self.unit:.{digits}f} {self.name}"
 
 
 def text(x: float, y: float, words: str, kind: str = "soft", anchor: str = "start") -> str:

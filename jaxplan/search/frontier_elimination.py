@@ -6,6 +6,7 @@ take no room, so that a table over many nodes may be small.
 
 from __future__ import annotations
 
+import heapq
 import math
 import time
 from collections.abc import Sequence
@@ -170,11 +171,15 @@ class Elimination:
 
     def _order(self) -> list[int]:
         """The nodes as they are eliminated: always the one whose table over its neighbours is the smallest."""
-        beside, left, order = [set(around) for around in self.beside], set(range(len(self.sizes))), list[int]()
+        beside, order = [set(around) for around in self.beside], list[int]()
         weigh = {node: math.prod(self.sizes[u] for u in around) for node, around in enumerate(beside)}
-        while left:
-            node = min(left, key=lambda v: (weigh[v], v))
-            left.remove(node)
+        waiting = [(entries, node) for node, entries in weigh.items()]
+        heapq.heapify(waiting)
+        while waiting:
+            entries, node = heapq.heappop(waiting)
+            if weigh.get(node) != entries:
+                continue
+            del weigh[node]
             order.append(node)
             around = beside[node]
             for other in around:
@@ -182,6 +187,7 @@ class Elimination:
                 beside[other].discard(node)
             for other in around:
                 weigh[other] = math.prod(self.sizes[u] for u in beside[other])
+                heapq.heappush(waiting, (weigh[other], other))
         return order
 
     def _foresee(self, order: Sequence[int]) -> None:

@@ -238,6 +238,7 @@ class Stretches:
             return [int(own[s]) for own, s in zip(cut[1], middle, strict=True)]
 
         rows = [row for row in dict.fromkeys([*dual.price, *self.rows]) if row in step_of][:MOST_ROWS]
+        proved: Floor | None = None
         while True:
             carried = Rows(part, np.array([step_of[row] for row in rows], dtype=np.int64))
             by_row = np.array([inner.price.get(step_of[row], 0.0) / max(limit, 1) for row in rows])
@@ -260,21 +261,26 @@ class Stretches:
                 final, largest = elimination.run()
             except NoAssignment:
                 return nothing
+            except TooWide:
+                if proved is None:
+                    raise
+                # with fewer time steps less is proved, but something
+                return proved
             self.sums += elimination.sums
             self.largest, self.rows_carried = max(self.largest, largest), max(self.rows_carried, len(rows))
             seconds = final.points.seconds + (lacking_s - paid_s.sum())
             over = self._note(final, seconds, lift, len(part.nodes), taken.sum(axis=0))
+            least = (final.points.low + taken.sum(axis=0)).max(axis=1, initial=0)
+            early = final.points.early + (lacking_s - paid_s.sum())
+            order = np.lexsort((early, least))
+            proved = replace(
+                nothing, sizes=least[order].astype(np.float64), seconds=np.minimum.accumulate(early[order])
+            )
             new = [row for row in over if row not in rows and row in step_of]
             if not new or len(rows) == MOST_ROWS:
-                break
+                self.rows = rows
+                return proved
             rows.append(new[0])
-        self.rows = rows
-        least = (final.points.low + taken.sum(axis=0)).max(axis=1, initial=0)
-        early = final.points.early + (lacking_s - paid_s.sum())
-        order = np.lexsort((early, least))
-        return replace(
-            nothing, sizes=least[order].astype(np.float64), seconds=np.minimum.accumulate(early[order])
-        )
 
     def _note(
         self, final: Table, seconds: Floats, lift: Callable[[Sequence[int]], list[int]], count: int, taken: Ints

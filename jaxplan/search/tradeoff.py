@@ -81,9 +81,13 @@ def tradeoff(
     )  # fmt: skip
     deadline = stretches.deadline = begun + time_limit_s
     searched = 0
+    if known.slack_at(known.top_bytes) > eps:
+        # whatever the time: without the fastest end there is no frontier
+        known.ask(search, None, known.front()[-1].assignment)
+        searched += 1
     if known.slack_at(smallest.peak_bytes) > eps and time.monotonic() < deadline:
         known.ask(search, smallest.peak_bytes, known.front()[0].assignment)
-        searched = 1
+        searched += 1
     searched += sweep_frontier(
         known, search, deadline=deadline, first=stretches.cover,
         on_point=lambda count, gaps: say(f"{count} budgets searched; {gaps} gaps were open"),

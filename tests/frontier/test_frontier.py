@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -14,6 +15,7 @@ from jax.sharding import AbstractMesh
 import jaxplan
 from jaxplan.errors import ArgumentError, InfeasibleError
 from jaxplan.frontier import Frontier, FrontierPoint
+from jaxplan.frontier.svg import BYTES, SECONDS, Scale
 
 
 def step(weights: dict[str, Any], x: jax.Array) -> tuple[dict[str, Any], jax.Array]:
@@ -93,6 +95,26 @@ def test_the_picture_has_every_point_and_names_its_ends(found: Frontier, tmp_pat
     assert "Frontier of step on (data=4, model=2)" in text
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "units", "ticks", "words"),
+    [
+        (160.0 * 2**20, 188.0 * 2**20, BYTES, ["160 MiB", "165 MiB", "170 MiB"], "160.0 MiB"),
+        (17.4314 * 2**30, 17.4345 * 2**30, BYTES, ["17.4315 GiB", "17.4320 GiB", "17.4325 GiB"], "17.43140 GiB"),
+        (0.0124, 0.0128, SECONDS, ["12.4 ms", "12.5 ms", "12.6 ms"], "12.40 ms"),
+        (5.0, 5.0, SECONDS, ["4.90 s", "4.95 s", "5.00 s"], "5.000 s"),
+    ],
+)
+def test_an_axis_has_round_ticks_that_are_told_apart(
+    low: float, high: float, units: tuple[tuple[float, str], ...], ticks: list[str], words: str
+) -> None:
+    scale = Scale.around(low, high, units)
+    shown = [scale.words(value) for value in scale.ticks]
+    assert shown[: len(ticks)] == ticks
+    assert 3 <= len(set(shown)) == len(shown) <= 9
+    assert scale.low < low <= high < scale.high
+    assert scale.words(low, 1) == words
+
+
 def test_the_knee_is_the_best_bargain() -> None:
     points = tuple(
         FrontierPoint(step_s=step_s, peak_bytes=size, bound_s=step_s)
@@ -101,6 +123,7 @@ def test_the_knee_is_the_best_bargain() -> None:
     settings: dict[str, Any] = {"name": "step", "mesh": "data=2", "hardware": "tpu-v5e", "memory_bytes": 16}
     found = Frontier(points=points, method="by hand", eps=0.0, regret_bound=0.02, **settings)
     assert "proved within 2 %" in str(found)
+    assert "proved within 117 %" in str(replace(found, regret_bound=1.17))
     assert found.knee is points[1]
     assert "more than a device has" in str(found).splitlines()[-1]
     alone = Frontier(points=points[:1], method="by hand", eps=0.0, regret_bound=0.0, **settings)

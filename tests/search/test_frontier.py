@@ -351,6 +351,16 @@ def test_what_whole_tables_leave_open_is_no_worse_with_the_rest_of_the_time() ->
         assert found.bound_at(point.peak_bytes) <= point.objective_s * (1 + 1e-9)
 
 
+def test_without_time_both_ends_are_there() -> None:
+    problem = chain(24, 8, 0)
+    exact = trace_frontier(problem)
+    found, _ = tradeoff(problem, eps=1e-3, time_limit_s=0.0)
+    check_points(problem, found)
+    assert found.points[-1].objective_s <= exact.points[-1].objective_s * 1.001
+    assert found.points[0].peak_bytes <= exact.points[0].peak_bytes * 1.001
+    assert math.isfinite(found.regret_bound)
+
+
 def test_a_graph_that_is_too_dense_is_refused_before_its_table_is_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
