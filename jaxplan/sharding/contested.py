@@ -26,6 +26,8 @@ from .mlir import Dims, axis_size, layouts_in, mesh_sizes
 
 _CONTRACTIONS = frozenset({"stablehlo.dot_general", "stablehlo.convolution"})
 _TENSOR = re.compile(r"\[([^\[\]]*)\]")
+_FACTOR = re.compile(r"[a-z](?:_\d+)?")
+_EXTENT = re.compile(r"([a-z](?:_\d+)?)=(\d+)")
 _REDUCTION = re.compile(r"reduction=\{([^}]*)\}")
 _MESH = re.compile(r"<(@[\w$.-]+), ")
 
@@ -55,14 +57,16 @@ def _settle(op: Any, sizes: Mapping[str, int]) -> None:
     operands = [_layout_of(value) for value in op.operands]
     result = _layout_of(op.results[0])
     rule = str(op.attributes["sdy.sharding_rule"])
-    factors = [tensor.split(", ") if tensor else [] for tensor in _TENSOR.findall(rule)]
+    # of a dimension that several factors make up (channels in groups), major to minor
+    factors = [[tuple(_FACTOR.findall(d)) for d in t.split(", ") if d] for t in _TENSOR.findall(rule)]
+    counts = {name: int(count) for name, count in _EXTENT.findall(rule)}
     reduced = _REDUCTION.search(rule)
     reduction = frozenset(reduced.group(1).split(", ")) if reduced else frozenset()
     layouts = [*operands, result]
     if [len(f) for f in factors] != [len(layout) for layout in layouts]:
         return
     extents = [tuple(value.type.shape) for value in (*op.operands, *op.results)]
-    settled = _agreed(factors, layouts, reduction, extents, sizes)
+    settled = _agreed(factors, layouts, reduction, extents, counts, sizes)
     if settled == layouts:
         return
     names = [_MESH.search(_written_sharding(value)) for value in (*op.operands, *op.results)]
@@ -82,16 +86,17 @@ def _settle(op: Any, sizes: Mapping[str, int]) -> None:
 
 
 def _agreed(
-    factors: Sequence[Sequence[str]],
+    factors: Sequence[Sequence[tuple[str, ...]]],
     layouts: Sequence[Dims],
     reduction: frozenset[str],
     extents: Sequence[tuple[int, ...]],
+    counts: Mapping[str, int],
     sizes: Mapping[str, int],
 ) -> list[Dims]:
     """Layouts of operands and result in which each axis cuts one factor at most, by the rules above."""
     new = [[list(axes) for axes in layout] for layout in layouts]
     places: list[Mapping[str, str]] = [
-        {axis: factor for factor, axes in zip(tensor, layout, strict=True) for axis in axes}
+        {axis: f for dim, axes in zip(tensor, layout, strict=True) for axis, f in _cut(dim, axes, counts, sizes)}
         for tensor, layout in zip(factors, layouts, strict=True)
     ]
     *operands, result = places
@@ -116,16 +121,31 @@ def _agreed(
     return [tuple(tuple(axes) for axes in layout) for layout in new]
 
 
+def _cut(
+    dim: tuple[str, ...], axes: Sequence[str], counts: Mapping[str, int], sizes: Mapping[str, int]
+) -> Iterator[tuple[str, str]]:
+    """The factor of a dimension that each of the axes cuts: the major one as long as they divide what is left of it."""
+    rest = list(dim)
+    left = counts[rest[0]] if rest else 1
+    for axis in axes:
+        while len(rest) > 1 and (left == 1 or left % axis_size(axis, sizes)):
+            rest = rest[1:]
+            left = counts[rest[0]]
+        left //= axis_size(axis, sizes)
+        yield axis, rest[0]
+
+
 def _elements(shape: tuple[int, ...], layout: Dims, sizes: Mapping[str, int]) -> float:
     return math.prod(shape) / math.prod(axis_size(axis, sizes) for axes in layout for axis in axes)
 
 
-def _move(layout: list[list[str]], factors: Sequence[str], axis: str, factor: str | None) -> None:
+def _move(layout: list[list[str]], factors: Sequence[tuple[str, ...]], axis: str, factor: str | None) -> None:
     for axes in layout:
         if axis in axes:
             axes.remove(axis)
-    if factor in factors:
-        layout[factors.index(factor)].append(axis)
+    for axes, dim in zip(layout, factors, strict=True):
+        if factor is not None and dim[:1] == (factor,):  # a minor one is cut only where the major one is, to the end
+            axes.append(axis)
 
 
 def _layout_of(value: Any) -> Dims:

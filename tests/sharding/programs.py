@@ -105,6 +105,19 @@ def experts(mesh: Any) -> Any:
     return lowered(step, mesh, (P("data"), P("data")), P("data"), shape(8, 8, 32), shape(8, 32, 16))
 
 
+def grouped_kernel_gradient(x: Any, cotangent: Any) -> Any:
+    """Of a convolution in four groups, summed over the channels that it makes."""
+
+    def grouped(kernel: Any) -> Any:
+        dims = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(
+            x, kernel, (1, 1), "SAME", dimension_numbers=dims, feature_group_count=4, precision=HIGHEST
+        )
+
+    _, pull = jax.vjp(grouped, jnp.zeros((3, 3, 4, 16)))
+    return jnp.sum(jnp.tanh(pull(cotangent)[0]), 3)
+
+
 SQUARE, IMAGES, KERNEL = shape(64, 64), shape(16, 8, 8, 16), shape(3, 3, 16, 32)
 TOKENS = shape(64, dtype=jnp.int32)
 TABLE = (shape(128, 32), TOKENS)
@@ -141,6 +154,9 @@ PROGRAMS = {
     ),
     "convolution, channels summed": (
         convolution, (P("data", None, None, "model"), P(None, None, "model")), P("data"), IMAGES, KERNEL,
+    ),
+    "grouped kernel gradient, groups cut": (
+        grouped_kernel_gradient, (P(None, None, None, "data"), P(None, None, None, "data")), P(), IMAGES, IMAGES,
     ),
     "kernel gradient scattered": (
         kernel_gradient, (P("data"), P(None, None, "data")), P(None, None, "data"), IMAGES, KERNEL,

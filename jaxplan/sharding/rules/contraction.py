@@ -127,8 +127,10 @@ def conv_general_dilated(op: OpShapes) -> Rule:
         lhs[lhs_c], rhs[rhs_i], rhs[rhs_o] = (groups, inside), inside, (groups, made)
         out[out_c] = (groups, made)
         whole += [inside, made]
-        if rhs_shape[rhs_i] == 1 and rhs_shape[rhs_o] > feature_groups:
-            whole.append(groups)  # several channels made of each one: the TPU partitioner gathers the result
+        if rhs_shape[rhs_i] > 1 or rhs_shape[rhs_o] > feature_groups:
+            # Of groups larger than a channel both operands are gathered on CPU, and on TPU the result where several
+            # channels are made of each one (jax 0.10.2).
+            whole.append(groups)
     elif batch_groups > 1:
         groups, batch, made = (
             b.factor(n) for n in (batch_groups, out_shape[out_n], rhs_shape[rhs_o] // batch_groups)
