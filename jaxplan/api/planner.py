@@ -138,12 +138,12 @@ def _against_templates(
     """The best of the search's plan and the hand-written templates, and what each template that fits would take.
 
     A template is the same problem with some arguments pinned, so a proved optimum can't lose to it; a search that
-    was cut short can.  Only a template that promises to win by `WORTH_CHECKING` is lowered and checked too.
+    was cut short can.  Only a template that promises to win by `WORTH_CHECKING` is lowered and checked too, those that
+    promise most before the others: what they keep of it often spares the rest.
     """
     overlap = pipeline.options.overlap
-    times: dict[str, float] = {}
-    for name, found in rivals.items():
-        times[name] = found.result.objective_s
+    times = {name: found.result.objective_s for name, found in rivals.items()}
+    for name, found in sorted(rivals.items(), key=lambda rival: rival[1].result.objective_s):
         if best is None or times[name] < best.step_s(overlap) * (1 - WORTH_CHECKING):
             rival = pipeline.checked(name, found)
             times[name] = rival.step_s(overlap)
