@@ -46,7 +46,7 @@ ROWS: dict[str, tuple[str, str, dict[str, Any], dict[str, int], float]] = {
     "vit-l16": ("vit", "vit-l16", {}, {"data": 4, "model": 2}, 10.0),
     "resnet50": ("resnet", "resnet50", {}, {"data": 8}, 10.0),
     "big-lstm": ("lstm", "big-lstm", {}, {"data": 4, "model": 2}, 10.0),
-    "llama3-8b scanned 2x2x2": ("llama", "llama3-8b", {}, {"data": 2, "fsdp": 2, "model": 2}, 10.0),
+    "llama2-7b scanned 2x2x2": ("llama", "llama2-7b", {}, {"data": 2, "fsdp": 2, "model": 2}, 10.0),
     "llama3-8b scanned 4x4x4": ("llama", "llama3-8b", {}, {"data": 4, "fsdp": 4, "model": 4}, 10.0),
     "llama3-8b scanned 8x8x8": ("llama", "llama3-8b", {}, {"data": 8, "fsdp": 8, "model": 8}, 10.0),
 }  # fmt: skip
@@ -64,7 +64,7 @@ STAGES: dict[str, tuple[str, str, Callable[[Any], str]]] = {
     "solve": ("jaxplan.api.candidates", "solve", lambda r: f"gap {r.gap:.0e}"),
     "solve folded": ("jaxplan.api.candidates", "solve_folded", lambda r: f"gap {r.gap:.0e}"),
     "templates": ("jaxplan.search.folds", "Folds.alike", lambda r: ""),
-    "memory": ("jaxplan.api.candidates", "simulate_memory", lambda r: f"{r.peak_bytes / 2**30:.2f} GiB a device"),
+    "memory": ("jaxplan.api.candidates", "step_memory", lambda r: f"{r.peak_bytes / 2**30:.2f} GiB a device"),
     "orders": ("jaxplan.api.candidates", "resolve_orders", lambda r: ""),
     "shorten": ("jaxplan.lowering.check", "shortened", lambda r: f"{len(r.kept)} equations left" if r else "no"),
     "lower": ("jaxplan.lowering.check", "lower_flat", lambda r: ""),

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 
 from .._jax import as_closed
 from ..errors import TraceError
+from .fingerprint import fingerprint
 from .flatten import Flattener
 from .foreign_mesh import Axes, auto_mesh_of, restated
 from .graph import Graph
 from .live_ops import live_ops
 from .third_party import seen_into
-
-_ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
-"""Where an object lies in memory, as a function in a parameter prints it: no two processes agree on it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +126,7 @@ def trace(
         inputs=inputs,
         outputs=outputs,
         graph=graph,
-        fingerprint=_fingerprint(jaxpr, consts, inputs, outputs),
+        fingerprint=fingerprint(jaxpr, consts, inputs, outputs),
     )
 
 
@@ -282,18 +277,3 @@ def _has_names(argument: Any) -> bool:
     """Whether some leaf is found by a key or an attribute, rather than by its number in a list."""
     paths = (path for path, _ in jax.tree_util.tree_leaves_with_path(argument))
     return any(not isinstance(key, jax.tree_util.SequenceKey) for path in paths for key in path)
-
-
-def _fingerprint(
-    jaxpr: Any, consts: Sequence[Any], inputs: tuple[Leaf, ...], outputs: tuple[Leaf, ...]
-) -> str:
-    digest = hashlib.sha256()
-    digest.update(_ADDRESS.sub("", str(jaxpr)).encode())
-    for const in consts:
-        array = np.asarray(
-            jax.random.key_data(const) if jax.dtypes.issubdtype(const.dtype, jax.dtypes.extended) else const
-        )
-        digest.update(f"{array.dtype}{array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).tobytes())
-    digest.update(repr((inputs, outputs)).encode())
-    return digest.hexdigest()[:32]

@@ -276,3 +276,20 @@ def test_fingerprints_tell_programs_and_constants_apart() -> None:
         digest(lambda x: x + 1, shape(16)),
     }
     assert len(different) == 4
+
+
+def test_fingerprints_are_of_what_is_computed_not_of_which_objects_say_so() -> None:
+    def step(x: jax.Array, scale: float, length: int) -> jax.Array:
+        table = np.full(3, scale, np.float32)
+
+        def body(carry: jax.Array, _: None) -> tuple[jax.Array, None]:
+            return jax.lax.cond(carry[0] > 0, lambda y: jax.nn.relu(y) * table, lambda y: -y, carry), None
+
+        return jax.lax.scan(body, x, None, length=length)[0]
+
+    def digest(scale: float, length: int) -> str:
+        jax.clear_caches()
+        return trace(lambda x: step(x, scale, length), (shape(3),), {}).fingerprint
+
+    assert digest(1.0, 2) == digest(1.0, 2)
+    assert len({digest(1.0, 2), digest(2.0, 2), digest(1.0, 3)}) == 3
