@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,30 +45,24 @@ FORBIDDEN = 2.0
 
 
 @dataclass(frozen=True, eq=False)
-class _Side:
-    """One end of a link, as the colour there sees it: `matrix` is [mine, theirs], `counts` the edges by kind.
-
-    `mine` and `theirs` are the link's shifts, shared by both its ends and changed in place.
-    """
-
-    matrix: Floats
-    mine: Floats
-    theirs: Floats
-    counts: Floats
-    earlier: bool
-
-
-@dataclass(frozen=True, eq=False)
 class _Visit:
-    """What a colour does when it is visited on the way there, or back.
+    """What a colour does when it is visited on the way there, or back, all links at once.
 
     Attributes:
-      collects, gives: the sides that it collects from, and those that it passes on to.
+      matrix: of the links that it collects from, one below the other, [their strategies, mine]; `first`, where each
+        begins; `theirs`, where their shifts are, a number a row.
+      collects: [links, strategies], the own shifts of these links; `edges`: [kinds, links] of them.
+      gives: the own shifts of those that it passes on to; `ahead`: [kinds, 1] edges of these.
       share: of what can be spared, to each of the latter.
     """
 
-    collects: tuple[_Side, ...]
-    gives: tuple[_Side, ...]
+    matrix: Floats
+    first: Ints
+    theirs: Ints
+    collects: Floats
+    edges: Floats
+    gives: Floats
+    ahead: Floats
     share: float
 
 
@@ -85,30 +79,48 @@ class LiftedAscent:
         links = [link for _, link in sorted(quotient.links.items())]
         forbidden_s = FORBIDDEN * _span_s(quotient, links)
         priced: dict[int, Floats] = {}
-        self._links: list[tuple[int, Floats, Floats, Floats]] = []
         for link in links:
             if id(link.matrix) not in priced:
                 priced[id(link.matrix)] = np.where(np.isfinite(link.matrix), link.matrix, forbidden_s)
-            rows, columns = link.matrix.shape
-            matrix = priced[id(link.matrix)]
-            self._links.append((link.tails.size, matrix, np.zeros(rows), np.zeros(columns)))
+        # The shifts of all links, tail and head, those of one colour together.
+        self._shifts = np.zeros(sum(sum(link.matrix.shape) for link in links))
+        self._links: list[tuple[int, Floats, Floats, Floats]] = []
         self.node: dict[int, Floats] = {}
         self.count: dict[int, Ints] = {}
         self._weights: dict[int, Floats] = {}
         self._visits: dict[tuple[int, bool], _Visit] = {}
-        self._lay_out(quotient, links, _alive_s(quotient, prices_s or {}))
+        self._lay_out(
+            quotient, links, [priced[id(link.matrix)] for link in links], _alive_s(quotient, prices_s or {})
+        )
 
-    def _lay_out(self, quotient: Quotient, links: list[Link], extra_s: Mapping[int, Floats]) -> None:
+    def _lay_out(
+        self, quotient: Quotient, links: list[Link], matrices: list[Floats], extra_s: Mapping[int, Floats]
+    ) -> None:
         rank = {colour: i for i, colour in enumerate(self.order)}
-        touching: dict[int, list[tuple[int, bool]]] = {colour: [] for colour in self.order}
+        touching: dict[int, list[tuple[bool, int, bool]]] = {colour: [] for colour in self.order}
         for number, link in enumerate(links):
-            touching[link.tail].append((number, True))
-            touching[link.head].append((number, False))
-        turned: dict[int, Floats] = {}
+            tail, head = rank[link.tail], rank[link.head]
+            touching[link.tail].append((tail <= head, number, True))
+            touching[link.head].append((head < tail, number, False))
+        at: dict[tuple[int, bool], int] = {}
+        end = 0
+        for colour in self.order:
+            touching[colour].sort(key=lambda side: side[0])
+            for _, number, at_tail in touching[colour]:
+                at[number, at_tail], end = end, end + quotient.cost(colour).size
+        self._links = [
+            (
+                link.tails.size, matrix, self._shifts[at[i, True] :][: matrix.shape[0]],
+                self._shifts[at[i, False] :][: matrix.shape[1]],
+            )
+            for i, (link, matrix) in enumerate(zip(links, matrices, strict=True))
+        ]  # fmt: skip
+        turned = {id(matrix): np.ascontiguousarray(matrix.T) for matrix in matrices}
+        stacked: dict[tuple[int, ...], Floats] = {}
         for colour in self.order:
             members = quotient.members[colour]
             table = np.zeros((members.size, len(touching[colour]) + 1))
-            for column, (number, at_tail) in enumerate(touching[colour]):
+            for column, (_, number, at_tail) in enumerate(touching[colour]):
                 mine = links[number].tails if at_tail else links[number].heads
                 table[:, column] = np.bincount(np.searchsorted(members, mine), minlength=members.size)
             extra = extra_s.get(colour)
@@ -120,23 +132,37 @@ class LiftedAscent:
             self.node[colour] = np.repeat(quotient.cost(colour)[None, :], count.size, axis=0)
             if extra is not None:
                 self.node[colour] += extra[first]
-            sides = []
-            for (number, at_tail), counts in zip(touching[colour], kinds.T, strict=False):
-                _, matrix, tail, head = self._links[number]
-                other = links[number].head if at_tail else links[number].tail
-                if not at_tail and id(matrix) not in turned:
-                    turned[id(matrix)] = np.ascontiguousarray(matrix.T)
-                sides.append(
-                    _Side(
-                        matrix=matrix if at_tail else turned[id(matrix)],
-                        mine=tail if at_tail else head,
-                        theirs=head if at_tail else tail,
-                        counts=counts,
-                        earlier=rank[other] < rank[colour] or (other == colour and not at_tail),
-                    )
-                )
+            # What is earlier comes first: each way collects from one stretch of sides and gives to the other.
+            size, split = quotient.cost(colour).size, sum(not later for later, _, _ in touching[colour])
+            begin = at[touching[colour][0][1:]] if touching[colour] else 0
+            own = self._shifts[begin : begin + size * len(touching[colour])].reshape(-1, size)
+            counts = kinds[:, :-1]
             for back in (False, True):
-                self._visits[colour, back] = _visit_of(sides, back)
+                here, there = (
+                    (slice(split, None), slice(split)) if back else (slice(split), slice(split, None))
+                )
+                sides = touching[colour][here]
+                parts = [turned[id(matrices[n])] if at_tail else matrices[n] for _, n, at_tail in sides]
+                key = tuple(map(id, parts))
+                if key not in stacked:
+                    stacked[key] = np.concatenate([np.zeros((0, size)), *parts])
+                sizes = np.array([part.shape[0] for part in parts], dtype=np.int64)
+                begins = [
+                    np.arange(part.shape[0]) + at[n, not t]
+                    for (_, n, t), part in zip(sides, parts, strict=True)
+                ]
+                passed, ahead = counts[:, here].sum(axis=1), counts[:, there].sum(axis=1)
+                most = float(np.maximum(passed, ahead).max())
+                self._visits[colour, back] = _Visit(
+                    matrix=stacked[key],
+                    first=np.cumsum(sizes) - sizes,
+                    theirs=np.concatenate([np.zeros(0, np.int64), *begins]),
+                    collects=own[here],
+                    edges=np.ascontiguousarray(counts[:, here]),
+                    gives=own[there] if ahead.any() else own[:0],
+                    ahead=ahead[:, None],
+                    share=1 / most if most else 0.0,
+                )
 
     def sweep(self, daring: float) -> None:
         """There and back; with `daring` 0 the bound does not fall."""
@@ -147,21 +173,21 @@ class LiftedAscent:
     def _pass_on(self, colour: int, visit: _Visit, daring: float) -> None:
         """Collect what the links to colours visited before cost at least, pass on to those visited after."""
         costs = self.node[colour]
-        for side in visit.collects:
-            least = (side.matrix + side.theirs).min(axis=1)
-            least += side.mine
-            costs += side.counts[:, None] * least
-            np.subtract(side.mine, least, out=side.mine)
-        if not visit.gives:
+        if len(visit.collects):
+            shifted = visit.matrix + self._shifts[visit.theirs][:, None]
+            least = np.minimum.reduceat(shifted, visit.first, axis=0)
+            least += visit.collects
+            costs += visit.edges @ least
+            np.subtract(visit.collects, least, out=visit.collects)
+        if not len(visit.gives):
             return
         spare = costs - costs.min(axis=1, keepdims=True)
         give = spare.min(axis=0)
         if len(costs) > 1 and daring:
             give = daring * (self._weights[colour] @ spare) + (1 - daring) * give
         give *= visit.share
-        for side in visit.gives:
-            np.add(side.mine, give, out=side.mine)
-            costs -= side.counts[:, None] * give
+        np.add(visit.gives, give, out=visit.gives)
+        costs -= visit.ahead * give
 
     def bound_s(self) -> float:
         """The bound at these messages."""
@@ -190,15 +216,6 @@ def ascend(dual: LiftedAscent, best: Incumbent, relative_gap: float, deadline: f
                     return
                 daring, decay, began_s = DARING, SECOND_DECAY, best.bound_s
             last_s = bound_s
-
-
-def _visit_of(sides: Sequence[_Side], back: bool) -> _Visit:
-    collects = tuple(side for side in sides if side.earlier != back)
-    gives = tuple(side for side in sides if side.earlier == back)
-    none = np.zeros(1)
-    passed, ahead = (sum((side.counts for side in some), none) for some in (collects, gives))
-    most = float(np.maximum(passed, ahead).max())
-    return _Visit(collects=collects, gives=gives if ahead.any() else (), share=1 / most if most else 0.0)
 
 
 def _span_s(quotient: Quotient, links: list[Link]) -> float:
