@@ -230,16 +230,21 @@ def _alternatives(
     An upper bound: a new search with that layout pinned can only do better.
     """
     problem, assignment = best.found.space.problem, best.found.result.assignment
-    adjacent: dict[int, list[tuple[int, np.ndarray, np.ndarray | None, bool]]] = {}
+    inputs = {best.found.space.values[value].node for value in traced.graph.inputs}
+    adjacent: dict[int, list[tuple[int, np.ndarray, np.ndarray | None, bool]]] = {node: [] for node in inputs}
     for edge in problem.edges:
-        adjacent.setdefault(edge.tail, []).append((edge.head, edge.costs_s, edge.allowed, True))
-        adjacent.setdefault(edge.head, []).append((edge.tail, edge.costs_s, edge.allowed, False))
+        if edge.tail in inputs:
+            adjacent[edge.tail].append((edge.head, edge.costs_s, edge.allowed, True))
+        if edge.head in inputs:
+            adjacent[edge.head].append((edge.tail, edge.costs_s, edge.allowed, False))
+    layouts: dict[tuple[int, int, int], Layout] = {}
+    parts: dict[int, np.ndarray] = {}
     rows: dict[str, tuple[Alternative, ...]] = {}
     for position, (leaf, value) in enumerate(zip(traced.inputs, traced.graph.inputs, strict=True)):
         port = best.found.space.values[value]
         total = problem.nodes[port.node].costs_s.copy()
         possible = np.ones(len(total), bool)
-        for other, costs, allowed, first in adjacent.get(port.node, ()):
+        for other, costs, allowed, first in adjacent[port.node]:
             total += costs[:, assignment[other]] if first else costs[assignment[other], :]
             if allowed is not None:
                 possible &= allowed[:, assignment[other]] if first else allowed[assignment[other], :]
@@ -253,14 +258,16 @@ def _alternatives(
         far = np.inf
         if len(others) > MOST_ALTERNATIVES:
             far = np.partition(objective_s[others], MOST_ALTERNATIVES - 1)[MOST_ALTERNATIVES - 1]
-        found = [
-            Alternative(
-                layout=layout_of_places(row, len(leaf.shape), target.axes),
-                objective_s=float(objective_s[i]),
-                fits=peak + int(traced.graph.values[value].bytes / pieces(row[None, :], target.axes)[0])
-                <= budget_bytes,
+        if id(port.places) not in parts:
+            parts[id(port.places)] = pieces(port.places, target.axes)
+        found = []
+        for i in others[objective_s[others] <= far].tolist():
+            key = id(port.places), i, len(leaf.shape)
+            if key not in layouts:
+                layouts[key] = layout_of_places(port.places[i], len(leaf.shape), target.axes)
+            held = peak + int(traced.graph.values[value].bytes / parts[id(port.places)][i])
+            found.append(
+                Alternative(layout=layouts[key], objective_s=float(objective_s[i]), fits=held <= budget_bytes)
             )
-            for i, row in ((i, port.places[i]) for i in others.tolist() if objective_s[i] <= far)
-        ]
         rows[leaf.path] = tuple(sorted(found, key=lambda a: (a.objective_s, str(a.layout))))[:MOST_ALTERNATIVES]
     return rows

@@ -11,6 +11,7 @@ it gathered for the next step once more. Not counted: values inside one fused ke
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -129,8 +130,9 @@ def simulate_memory(
     for value, stop in _taken_out(graph, inside or (False,) * len(graph.values), times, values, reads).items():
         ledger.add("activations", intervals[value].start, stop, local(value, values[value]))
     for value, (stop, share) in (waited or {}).items():
-        after = [reads[op.index, i] for op in graph.ops[stop:] for i, v in enumerate(op.operands) if v == value]
         if value in values and not stored[value]:
+            later = graph.ops[stop:]
+            after = [reads[op.index, i] for op in later for i, v in enumerate(op.operands) if v == value]
             row = after[0] if after else values[value]
             ledger.add("activations", intervals[value].start, stop, math.ceil(share * local(value, row)))
     since, beside = filled_since(fills, lambda v: _part(values[v]).tobytes() if v in values else None)
@@ -228,14 +230,14 @@ class _Ledger:
 
     def __init__(self, length: int) -> None:
         self._length = length
-        self._parts: dict[str, np.ndarray] = {}
+        self._parts = defaultdict[str, np.ndarray](lambda: np.zeros(length + 1, np.int64))
         self._placed: list[tuple[int, int, int]] = []
 
     def add(self, part: str, start: int, stop: int, size: int, *, given: bool = False) -> None:
         """`given`: the caller's buffer, which lies where it lies."""
         if stop > start and size:
             stop = min(stop, self._length)
-            delta = self._parts.setdefault(part, np.zeros(self._length + 1, np.int64))
+            delta = self._parts[part]
             delta[start] += size
             delta[stop] -= size
             if not given:

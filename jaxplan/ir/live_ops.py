@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from .graph import Graph, Loop
+from .graph import Graph, Loop, Op
 
 
 def live_ops(graph: Graph) -> Graph:
@@ -23,9 +21,19 @@ def live_ops(graph: Graph) -> Graph:
         position += kept
     renumber[len(keep)] = position
     fields = {name: getattr(graph, name) for name in graph.__dataclass_fields__}
-    fields["ops"] = tuple(replace(op, index=renumber[op.index]) for op in graph.ops if keep[op.index])
+    fields["ops"] = tuple(_at(renumber[op.index], op) for op in graph.ops if keep[op.index])
     fields["loops"] = tuple(
         Loop(start=renumber[x.start], stop=renumber[x.stop], trips=x.trips, kind=x.kind, source=x.source)
         for x in graph.loops
     )
     return Graph(**fields)
+
+
+def _at(index: int, op: Op) -> Op:
+    """The same operation in another place; `dataclasses.replace` takes three times as long, a second a million."""
+    if op.index == index:
+        return op
+    return Op(
+        index=index, primitive=op.primitive, params=op.params, operands=op.operands, results=op.results,
+        trips=op.trips, source=op.source, sites=op.sites, equation=op.equation,
+    )  # fmt: skip

@@ -87,6 +87,24 @@ def _cut(row: np.ndarray, dim: int) -> tuple[int, ...]:
     return tuple(axis for axis, place in enumerate(row.tolist()) if place == dim)
 
 
+_Passage = tuple[list[int], list[tuple[int, frozenset[int]]], list[tuple[int, int, frozenset[int]]]]
+"""Between two layouts: dimensions cut by the same axes; (dimension, axes that stay on it while others join or leave);
+(dimension, another one, axes that go along from the former to the latter, several)."""
+
+
+def _passage(made: np.ndarray, row: np.ndarray) -> _Passage:
+    before, after = (sorted({place for place in places.tolist() if place >= 0}) for places in (made, row))
+    same, stay = list[int](), list[tuple[int, frozenset[int]]]()
+    for d in sorted({*before, *after}):
+        stays = frozenset(_cut(made, d)) & frozenset(_cut(row, d))
+        if _cut(made, d) == _cut(row, d):
+            same.append(d)
+        elif stays:
+            stay.append((d, stays))
+    moved = [(a, b, frozenset(_cut(made, a)) & frozenset(_cut(row, b))) for a in before for b in after if a != b]
+    return same, stay, [way for way in moved if len(way[2]) > 1]
+
+
 class _Resolver:
     def __init__(
         self, graph: Graph, rules: Sequence[Rule], axes: MeshAxes, values: Mapping[int, np.ndarray],
@@ -101,6 +119,7 @@ class _Resolver:
         # what is cut over several axes along some dimension: only there is an order to choose
         self.declared: set[tuple[str, int, int]] = set()
         self.several: dict[bytes, list[tuple[int, tuple[int, ...]]]] = {}
+        self.passages: dict[tuple[bytes, bytes], _Passage] = {}
         self.fixed: set[Key] = set()
         self.wishes: list[tuple[Key, frozenset[int], float]] = []
         self.taken_along: list[tuple[Key, Key, frozenset[int], float]] = []
@@ -129,15 +148,22 @@ class _Resolver:
         return Orders(axes=self.axes, chosen=self._choose())
 
     def _declare(self, kind: str, index: int, position: int, row: np.ndarray) -> None:
+        several = self._several(row)
+        if not several:
+            return
+        self.declared.add((kind, index, position))
+        for d, cut in several:
+            key = (kind, index, position, d)
+            self.parent[key], self.sets[key] = key, cut
+
+    def _several(self, row: np.ndarray) -> list[tuple[int, tuple[int, ...]]]:
+        """The dimensions (or factors) that several axes cut, each with these."""
         content = row.tobytes()
         if content not in self.several:
             places = row.tolist()
             dims = sorted({place for place in places if place >= 0 and places.count(place) > 1})
             self.several[content] = [(d, _cut(row, d)) for d in dims]
-        for d, cut in self.several[content]:
-            key = (kind, index, position, d)
-            self.parent[key], self.sets[key] = key, cut
-            self.declared.add((kind, index, position))
+        return self.several[content]
 
     def _find(self, key: Key) -> Key:
         while self.parent[key] != key:
@@ -174,25 +200,25 @@ class _Resolver:
     def _between(self, value: int, reader: tuple[str, int, int], row: np.ndarray, trips: float) -> None:
         """What stays on a dimension while other axes join or leave wants to be the major part of it."""
         made = self.values.get(value)
-        if made is None or not self.declared.intersection((("value", value, 0), reader)):
+        if made is None or (("value", value, 0) not in self.declared and reader not in self.declared):
+            return
+        content = made.tobytes(), row.tobytes()
+        if content not in self.passages:
+            self.passages[content] = _passage(made, row)
+        same, stay, along = self.passages[content]
+        for d in same:
+            self._join(("value", value, 0, d), (*reader, d))
+        if not (stay or along):
             return
         weight = self.graph.values[value].bytes * trips
-        for d in sorted({place for place in (*made.tolist(), *row.tolist()) if place >= 0}):
-            a, b = ("value", value, 0, d), (*reader, d)
-            before, after = set(_cut(made, d)), set(_cut(row, d))
-            if before == after:
-                self._join(a, b)
-                continue
-            stays = frozenset(before & after)
-            for key in (a, b):
-                if stays and key in self.parent:
+        for d, stays in stay:
+            for key in (("value", value, 0, d), (*reader, d)):
+                if key in self.parent:
                     self.wishes.append((key, stays, weight))
-        for left in sorted({place for place in made.tolist() if place >= 0}):
-            for entered in sorted({place for place in row.tolist() if place >= 0} - {left}):
-                moved = frozenset(_cut(made, left)) & frozenset(_cut(row, entered))
-                a, b = ("value", value, 0, left), (*reader, entered)
-                if len(moved) > 1 and a in self.parent and b in self.parent:
-                    self.taken_along.append((a, b, moved, weight))
+        for left, entered, moved in along:
+            a, b = ("value", value, 0, left), (*reader, entered)
+            if a in self.parent and b in self.parent:
+                self.taken_along.append((a, b, moved, weight))
 
     def _summed(self) -> dict[int, list[Key]]:
         """Of every value that is a sum in parts over several axes, the dimensions that were summed over.
@@ -202,11 +228,12 @@ class _Resolver:
         found: dict[int, list[Key]] = {}
         for op, row in self.factors.items():
             rule, node = self.rules[op], self.graph.ops[op]
+            several = {f for f, _ in self._several(row) if f in rule.reduction}
             keys = [
                 ("read", op, p, d)
-                for p, dims in enumerate(rule.operands)
+                for p, dims in enumerate(rule.operands if several else ())
                 for d, names in enumerate(dims)
-                if any((row == f).sum() > 1 for f in names if f in rule.reduction)
+                if not several.isdisjoint(names)
             ]
             keys += [key for v in node.operands for key in found.get(v, ())]
             for value in node.results if keys else ():
@@ -226,8 +253,10 @@ class _Resolver:
 
         Else whole sums are sent, not pieces: as many times what a wish spares as there are pieces.
         """
+        if value not in summed:
+            return
         pieces = [(*reader, d) for d in sorted({place for place in row.tolist() if place >= 0})]
-        for key in summed.get(value, ()):
+        for key in summed[value]:
             for piece in pieces:
                 if piece in self.parent and key in self.parent and self.sets[key] == self.sets[piece]:
                     count = math.prod(self.axes[axis][1] for axis in self.sets[key])

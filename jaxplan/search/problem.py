@@ -83,10 +83,13 @@ class StrategyProblem:
 
     def _faults(self) -> Iterator[str]:
         sizes = [node.costs_s.shape[0] if node.costs_s.ndim == 1 else -1 for node in self.nodes]
+        priced: dict[int, bool] = {}
         for i, (node, size) in enumerate(zip(self.nodes, sizes, strict=True)):
+            if id(node.costs_s) not in priced:
+                priced[id(node.costs_s)] = node.costs_s.dtype == np.float64 and bool(np.isfinite(node.costs_s).all())
             if size < 1:
                 yield f"node {i} `{node.name}`: costs_s has shape {node.costs_s.shape}; needs a strategy"
-            elif node.costs_s.dtype != np.float64 or not np.isfinite(node.costs_s).all():
+            elif not priced[id(node.costs_s)]:
                 yield f"node {i} `{node.name}`: costs_s must be finite float64 seconds, got {node.costs_s}"
         sound: dict[tuple[int, int], bool] = {}
         for i, edge in enumerate(self.edges):
@@ -103,12 +106,15 @@ class StrategyProblem:
                 sound[key] &= edge.allowed is None or edge.allowed.dtype == np.bool_
             if not sound[key]:
                 yield f"edge {i}: costs_s must be finite float64 seconds; mask the impossible in `allowed`"
+        counted: dict[int, bool] = {}
         for i, usage in enumerate(self.usages):
+            if id(usage.bytes) not in counted:
+                counted[id(usage.bytes)] = usage.bytes.dtype == np.int64 and bool((usage.bytes >= 0).all())
             if not 0 <= usage.node < len(sizes) or usage.bytes.shape != (sizes[usage.node],):
                 yield f"usage {i}: {usage.bytes.shape} bytes do not fit the strategies of node {usage.node}"
             elif not usage.start < usage.stop:
                 yield f"usage {i} of `{self.nodes[usage.node].name}`: [{usage.start}, {usage.stop}) is empty"
-            elif usage.bytes.dtype != np.int64 or usage.bytes.min() < 0:
+            elif not counted[id(usage.bytes)]:
                 yield f"usage {i} of `{self.nodes[usage.node].name}`: bytes must be int64, none negative"
         if self.limit_bytes is not None and self.limit_bytes < 0:
             yield f"limit_bytes={self.limit_bytes} is negative"

@@ -97,8 +97,14 @@ class Decision:
 def decide(space: Space, assignment: Sequence[int]) -> Decision:
     """What an assignment of `space.problem` means for the program."""
 
+    rows: dict[tuple[int, int], np.ndarray] = {}
+
     def row(port: Port) -> np.ndarray:
-        return port.places[assignment[port.node]]
+        # ports share places: equal rows are one array then, and told to be equal at a glance
+        key = id(port.places), assignment[port.node]
+        if key not in rows:
+            rows[key] = port.places[key[1]]
+        return rows[key]
 
     nodes = space.problem.nodes
     return Decision(
@@ -167,7 +173,15 @@ def pinned(space: Space, pins: Mapping[int, Allowed]) -> Space:
 def graph_rules(graph: Graph) -> tuple[Rule, ...]:
     """The factor rule of every operation; equal operations share one Rule object."""
     cache: dict[tuple[object, ...], Rule] = {}
+    words: dict[int, str] = {}
     rules = []
+
+    def said(value: object) -> str:
+        # by identity: the graph keeps them, and its operations share most
+        if id(value) not in words:
+            words[id(value)] = repr(value)
+        return words[id(value)]
+
     for op in graph.ops:
         operands = [graph.values[v] for v in op.operands]
         results = [graph.values[v] for v in op.results]
@@ -180,7 +194,7 @@ def graph_rules(graph: Graph) -> tuple[Rule, ...]:
             result_dtypes=tuple(v.dtype for v in results),
             equation=op.equation,
         )
-        settings = tuple((k, repr(v)) for k, v in sorted(op.params.items()) if "jaxpr" not in k)
+        settings = tuple((k, said(v)) for k, v in sorted(op.params.items()) if "jaxpr" not in k)
         key = (
             op.primitive,
             shapes.operands,
