@@ -83,7 +83,8 @@ def simulate_memory(
         without a row are made where they are used and take no memory.
     """
     ledger = _Ledger(max(len(graph.ops), 1))
-    intervals = live_intervals(graph, stored, times)
+    needed = needed_until(graph, stored, times)
+    intervals = live_intervals(graph, stored, times, needed)
     whole = len(graph.ops)
     aliased = {graph.inputs[i] for i, _ in graph.aliases}
     settled = settled_values(graph)
@@ -119,7 +120,6 @@ def simulate_memory(
     for op, size in (split_scratch or {}).items():
         when = op if times is None else times[op]
         ledger.add("scratch", when, when + 1, size)
-    needed = needed_until(graph, stored, times)
     copies, own_reads = _copies(graph, axes, needed, values, reads, local, times, whole_sums)
     for start, stop, size in copies.values():
         ledger.add("copies", start, stop, size)
@@ -188,7 +188,7 @@ def _copies(
     for (op, position), row in reads.items():
         value = graph.ops[op].operands[position]
         made = values.get(value)
-        if made is None or not reshard_steps(made, row, graph.values[value].bytes, axes):
+        if made is None or made is row or not reshard_steps(made, row, graph.values[value].bytes, axes):
             own.setdefault(value, []).append(needed[op])
             continue
         loop = around[op][-1] if around[op] else (0, len(graph.ops))
@@ -220,7 +220,7 @@ def _taken_out(
     for (op, position), row in reads.items():
         value = graph.ops[op].operands[position]
         made = values.get(value) if inside[value] else None
-        if made is not None and UNREDUCED not in made.tolist() and not np.array_equal(made, row):
+        if made is not None and made is not row and UNREDUCED not in made.tolist() and not np.array_equal(made, row):
             stops[value] = max(stops.get(value, 0), 1 + (op if times is None else times[op]))
     return stops
 

@@ -75,19 +75,23 @@ def _past_loops(stop: int, around: list[tuple[int, int]], start: int) -> int:
 
 
 def live_intervals(
-    graph: Graph, stored: Sequence[bool] | None = None, times: Sequence[int] | None = None
+    graph: Graph,
+    stored: Sequence[bool] | None = None,
+    times: Sequence[int] | None = None,
+    until: Sequence[int] | None = None,
 ) -> list[Interval]:
     """The live interval of every value; empty (start == stop) for those never used.
 
     Args:
       stored: for every value whether it exists in memory; None: all do.
-      times: see `needed_until`.
+      times: see `needed_until`; until: what that returns for the same, where it is known.
     """
     end = len(graph.ops)
     around = enclosing_stop(graph)
     when = range(end) if times is None else times
     start = _starts(graph, around, when)
-    until = needed_until(graph, [True] * len(graph.values) if stored is None else stored, when)
+    if until is None:
+        until = needed_until(graph, [True] * len(graph.values) if stored is None else stored, when)
     stop = [0] * len(graph.values)
     for op in graph.ops:
         for result in op.results:

@@ -214,7 +214,7 @@ def _communicating(
     """The most bytes that the decision itself moves at an operation, and its moves: (kind, axes, bytes)."""
     producers = graph.producers()
     found: dict[int, float] = {}
-    whole = [v for v, row in values.items() if (row == UNREDUCED).any()]
+    whole = [v for v, row in values.items() if UNREDUCED in row.tolist()]
     for value in (*whole, *graph.outputs):
         found[producers[value]] = max(found.get(producers[value], 0.0), graph.values[value].bytes)
     for index, rule in enumerate(rules):
@@ -226,7 +226,7 @@ def _communicating(
     moves = set()
     for (op, position), row in reads.items():
         value = graph.ops[op].operands[position]
-        if value in values and not np.array_equal(values[value], row):
+        if value in values and values[value] is not row and not np.array_equal(values[value], row):
             steps = reshard_steps(values[value], row, graph.values[value].bytes, axes)
             sent = max((step.bytes for step in steps if step.kind != "all_slice"), default=0.0)
             for end in (op, producers[value]):
@@ -248,7 +248,7 @@ def _entered(
     moved: dict[int, list[tuple[int, ...]]] = {}
     for (op, position), row in reads.items():
         value = graph.ops[op].operands[position]
-        if value in values and not np.array_equal(values[value], row):
+        if value in values and values[value] is not row and not np.array_equal(values[value], row):
             moved.setdefault(value, []).append(graph.ops[op].sites[position].frame)
     return [
         (value, site)
@@ -301,9 +301,13 @@ def _differences(
                 if tuple(shape) == graph.values[value].shape and shape:
                     found[value] = Layout(dims=tuple(tuple(d) for d in dims))
     differing = {}
+    wanted: dict[tuple[bytes, int], list[set[str]]] = {}
     for value, layout in sorted(found.items()):
-        wanted = layout_of_places(finished(values[value]), len(graph.values[value].shape), axes)
-        if [set(d) for d in wanted.dims] != [set(d) for d in layout.dims]:
+        row, rank = values[value], len(graph.values[value].shape)
+        key = row.tobytes(), rank
+        if key not in wanted:
+            wanted[key] = [set(d) for d in layout_of_places(finished(row), rank, axes).dims]
+        if wanted[key] != [set(d) for d in layout.dims]:
             differing[value] = layout
     return differing
 
@@ -312,6 +316,8 @@ def _cut_though_whole(graph: Graph, rules: Sequence[Rule], found: Mapping[int, L
     """Values of which a dimension is cut that the rule of their maker, or of one of their readers, keeps whole."""
     cut: set[int] = set()
     for op, rule in zip(graph.ops, rules, strict=True):
+        if found.keys().isdisjoint(op.operands) and found.keys().isdisjoint(op.results):
+            continue
         sides = [*zip(op.operands, rule.operands, strict=True), *zip(op.results, rule.results, strict=True)]
         for value, factors in sides:
             layout = found.get(value)

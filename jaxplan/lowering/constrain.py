@@ -67,7 +67,7 @@ def planned_constraints(
         op = graph.ops[index]
         value = op.operands[position]
         at_maker = values.get(value)
-        if at_maker is None or at_maker.tobytes() == row.tobytes():
+        if at_maker is None or at_maker is row or at_maker.tobytes() == row.tobytes():
             continue  # nothing moves
         if value in held and (row == UNREDUCED).any():
             continue

@@ -181,10 +181,10 @@ class _Resolver:
         first: dict[int, Key] = {}
         sides = [(("read", op, p), dims) for p, dims in enumerate(rule.operands)]
         sides += [(("value", v, 0), dims) for v, dims in zip(node.results, rule.results, strict=True)]
+        several = {f for f, _ in self._several(row)}
         for side, dims in sides:
             if side not in self.declared:
                 continue
-            factors = row.tolist()
             for d, names in enumerate(dims):
                 key = (*side, d)
                 if key not in self.parent:
@@ -194,7 +194,7 @@ class _Resolver:
                         key
                     )  # a merged dimension: its factors already say the order, which is the mesh's
                 for f in names:
-                    if factors.count(f) > 1:
+                    if f in several:
                         self._join(first.setdefault(f, key), key)
 
     def _between(self, value: int, reader: tuple[str, int, int], row: np.ndarray, trips: float) -> None:

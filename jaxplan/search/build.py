@@ -329,8 +329,8 @@ class _Builder:
     # -- memory -------------------------------------------------------------------------------------------
 
     def _usages(self) -> None:
-        intervals = live_intervals(self.graph, self.stored, self.crossing.times)
         needed = needed_until(self.graph, self.stored, self.crossing.times)
+        intervals = live_intervals(self.graph, self.stored, self.crossing.times, needed)
         end = max(len(self.graph.ops), 1)
         aliased = {i: o for i, o in self.graph.aliases}
         settled = settled_values(self.graph)

@@ -98,12 +98,14 @@ def decide(space: Space, assignment: Sequence[int]) -> Decision:
     """What an assignment of `space.problem` means for the program."""
 
     rows: dict[tuple[int, int], np.ndarray] = {}
+    distinct: dict[bytes, np.ndarray] = {}
 
     def row(port: Port) -> np.ndarray:
-        # ports share places: equal rows are one array then, and told to be equal at a glance
+        # equal rows are one array: that they are equal is told at a glance then
         key = id(port.places), assignment[port.node]
         if key not in rows:
-            rows[key] = port.places[key[1]]
+            found = port.places[key[1]]
+            rows[key] = distinct.setdefault(found.tobytes(), found)
         return rows[key]
 
     nodes = space.problem.nodes
