@@ -217,9 +217,8 @@ class _Builder:
 
     def _finish(self, value: int, op: Op) -> None:
         """What several read of a sum that an addition left pending is summed once for all of them."""
-        if op.primitive not in SUMS or op.index in self.accumulating or len(self.sharing.readers(value)) < 2:
-            return
-        if (self.values[value].places == UNREDUCED).any():
+        adds = op.primitive in SUMS and op.index not in self.accumulating
+        if adds and len(self.sharing.readers(value)) > 1 and (self.values[value].places == UNREDUCED).any():
             self.finished[value] = self._copied(value, op.trips, tied=True)
 
     def _copy(self, value: int) -> None:
