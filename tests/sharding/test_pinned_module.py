@@ -9,12 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxplan.sharding import Layout, imported_copy, partition_imported, with_pins
 
-MESH = AbstractMesh((4, 2), ("data", "model"))
+MESH = AbstractMesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 ROWS = NamedSharding(MESH, P("data"))
 NUMBERED = re.compile(r"jaxplan(\d+)")
 
