@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..units import format_bytes
 from .points import Frontier, FrontierPoint
 from .svg import BYTES, SECONDS, Scale, line, page, text
 
@@ -15,8 +16,9 @@ def frontier_picture(frontier: Frontier) -> str:
     """The picture's text; the same frontier gives the same picture."""
     points = frontier.points
     shown = [point.peak_bytes for point in points]
-    # the device's memory is drawn where it is near what is drawn anyway
-    limit = frontier.memory_bytes if frontier.memory_bytes <= 2 * max(shown) else None
+    # the device's memory is drawn where it is near what is drawn anyway: elsewhere it would press that together
+    near = min(shown) <= frontier.memory_bytes <= 2 * max(shown) - min(shown)
+    limit = frontier.memory_bytes if near else None
     across = Scale.around(min(shown), max([*shown, limit or 0]), BYTES)
     upwards = Scale.around(points[-1].step_s, points[0].step_s, SECONDS)
     low, high, fast, slow = across.low, across.high, upwards.low, upwards.high
@@ -35,8 +37,11 @@ def frontier_picture(frontier: Frontier) -> str:
             48,
             f"{len(points)} plans on {frontier.hardware}, {frontier.method}: each the fastest in its memory",
         ),
-        text(_LEFT + _WIDTH / 2, floor + 40, "peak memory of one device", anchor="middle"),
-    ]
+        text(
+            _LEFT + _WIDTH / 2, floor + 40,
+            f"peak memory of one device, which has {format_bytes(frontier.memory_bytes)}", anchor="middle",
+        ),
+    ]  # fmt: skip
     for size in across.ticks:
         parts.append(line(x(size), _TOP, x(size), floor, "tick"))
         parts.append(text(x(size), floor + 18, across.words(size), anchor="middle"))
@@ -63,13 +68,15 @@ def frontier_picture(frontier: Frontier) -> str:
     named: list[tuple[float, float]] = []
     for point in dict.fromkeys((points[0], points[-1], knee)):
         last = point is points[-1] and len(points) > 1
-        left, top = x(point.peak_bytes) + (-8 if last else 8), y(point.step_s) + (18 if last else -9)
+        before = last and x(point.peak_bytes) - _NAME > _LEFT
+        left = x(point.peak_bytes) + (-8 if before else 8)
+        top = y(point.step_s) + (18 if last and y(point.step_s) + 18 < floor else -9)
         if point is knee and any(abs(left - one) < _NAME and abs(top - other) < _LINE for one, other in named):
             # the knee is beside an end, whose words would be under its own
             continue
         named.append((left, top))
         words = f"{upwards.words(point.step_s, 1)} in {across.words(point.peak_bytes, 1)}"
-        parts.append(text(left, top, words, "name", "end" if last else "start"))
+        parts.append(text(left, top, words, "name", "end" if before else "start"))
     width, height = _LEFT + _WIDTH + 60, _TOP + _HEIGHT + 56
     return page(width, height, parts)
 
