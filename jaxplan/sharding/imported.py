@@ -2,7 +2,8 @@
 
 XLA imports a module into Shardy from HLO, where it is no longer what jax lowered: calls are inlined, what a
 loop carries unchanged has become a free variable of the loop, and each free variable that has a sharding is
-read through a constraint that leaves it open, so that a weight may be gathered once before the loop.
+read through a constraint that leaves it open, so that a weight may be gathered once before the loop.  Special
+functions of the client's dialect (CHLO) are elementwise operations by then.
 Without these steps propagation finds other shardings than the compiler does. The rest of the import
 (tuples, constants) has no part in propagation.
 """
@@ -17,6 +18,16 @@ from typing import Any
 from .._jax import ir, run_passes
 
 _NAMED = re.compile(r'loc\((?:fused(?:<[^>]*>)?\[)?"((?:[^"\\]|\\.)*)"(?!:\d)')
+_LEGALISED = frozenset(
+    f"chlo.{name}"
+    for name in (
+        "square", "erfc", "erf_inv", "lgamma", "digamma", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh",
+        "atanh", "bessel_i1e", "next_after", "zeta", "polygamma",
+    )
+)  # fmt: skip
+"""What XLA writes in elementwise StableHLO before it propagates (compiled for eight CPU devices, jax 0.10.2: each keeps
+its operand's sharding, and nothing is gathered); `chlo.erf` and `chlo.top_k` stay as they are."""
+
 _MESH = re.compile(r"<(@[\w$.-]+), ")
 
 
@@ -35,6 +46,8 @@ def as_xla_imports(module: Any) -> None:
         _inline_calls("main", functions, inlined)
         for op in [op for op in nested(functions["main"]) if op.name == "stablehlo.broadcast_in_dim"]:
             _reshape_instead(op)
+        for op in [op for op in nested(functions["main"]) if op.name in _LEGALISED]:
+            _stand_in(op)
         block = functions["main"].regions[0].blocks[0]
         shardings = _argument_shardings(functions["main"])
         for loop in list(_loops(functions["main"])):
@@ -107,6 +120,23 @@ def _reshape_instead(broadcast: Any) -> None:
     )
     result.replace_all_uses_with(reshape.results[0])
     broadcast.erase()
+
+
+def _stand_in(op: Any) -> None:
+    """One elementwise operation of the same shapes: the passes know no rule for `op` itself and would leave it whole.
+
+    XLA imports it as the elementwise operations that it is made of, a square as a product.  Values don't matter here.
+    """
+    operands = list(op.operands)
+    product = ir.Operation.create(
+        "stablehlo.multiply",
+        results=[op.results[0].type],
+        operands=operands if len(operands) == 2 else operands * 2,
+        loc=op.location,
+        ip=ir.InsertionPoint(op),
+    )
+    op.results[0].replace_all_uses_with(product.results[0])
+    op.erase()
 
 
 def _loops(function: Any) -> Iterator[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -47,6 +48,28 @@ def test_programs_communicate_as_compiled(name: str, mesh_4x2: Mesh) -> None:
     planned = partition(low.compiler_ir("stablehlo"))
     compiled = compiled_collectives(low.compile().as_text(), AXES)
     assert volumes(planned.collectives, scatter=False) == volumes(compiled, scatter=False) != {}
+
+
+_SPECIAL: dict[str, Callable[[jax.Array], jax.Array]] = {
+    **{
+        name: getattr(jax.lax, name)
+        for name in (
+            "square", "erfc", "erf_inv", "lgamma", "digamma", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh",
+            "atanh", "bessel_i1e",
+        )
+    },
+    "nextafter": lambda x: jax.lax.nextafter(x, x + 1), "zeta": lambda x: jax.lax.zeta(x, x + 1),
+    "polygamma": lambda x: jax.lax.polygamma(x + 1, x),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _SPECIAL)
+def test_special_functions_keep_their_operands_sharding(name: str, mesh_4x2: Mesh) -> None:
+    """They are no StableHLO; the compiler writes them in it before it propagates."""
+    low = lowered(lambda x: _SPECIAL[name](x) * 2, mesh_4x2, (P("data"),), None, shape(8, 16))
+    planned, made = partition(low.compiler_ir("stablehlo")), low.compile()
+    assert planned.output_layouts == ((("data",), ()),) and not planned.collectives
+    assert made.output_shardings.spec == P("data") and not compiled_collectives(made.as_text(), AXES)
 
 
 def test_experts_exchange_tokens_by_one_all_to_all(mesh_4x2: Mesh) -> None:
