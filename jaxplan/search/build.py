@@ -24,7 +24,18 @@ from ..ir import (
     turned_sums,
     written_over,
 )  # fmt: skip
-from ..sharding import UNREDUCED, Moves, Rule, Strategies, all_places, busiest, pieces, reachable, strategies
+from ..sharding import (
+    NONE,
+    UNREDUCED,
+    Moves,
+    Rule,
+    Strategies,
+    all_places,
+    busiest,
+    pieces,
+    reachable,
+    strategies,
+)
 from .problem import Edge, Node, StrategyProblem, Usage
 from .sharing import Sharing
 from .space import Allowed, Passage, Port, Space, graph_rules
@@ -255,19 +266,22 @@ class _Builder:
         if made is not self.values[value]:
             self.taken_from[op.index, position] = made
         sliced = op.primitive == "scan_slice"
-        self._edge(made, port, value, tied=tied and can_tie, trips=trips, sliced=sliced)
+        cut = made is copy and self.sharing.several(value)
+        self._edge(made, port, value, tied=tied and can_tie, trips=trips, sliced=sliced, cut=cut)
 
     def _edge(
-        self, tail: Port, head: Port, value: int, *, tied: bool, trips: float, sliced: bool = False
+        self, tail: Port, head: Port, value: int, *, tied: bool, trips: float, sliced: bool = False, cut: bool = False
     ) -> None:
+        """`tied`: equal layouts, or `cut` out of the copy; `sliced`: of a stack, by a loop."""
         if tail.node == head.node:
             return
         tensor = self.graph.values[value]
         # parts of a total are added up before they are summed: what is left is one scalar, with a start of its own
         share = self.start_shares[value] if tensor.shape else 1.0
-        key = ("edge", id(tail.places), id(head.places), tensor.shape, tensor.item_bytes, trips, tied, sliced, share)
+        size = (tensor.shape, tensor.item_bytes)
+        key = ("edge", id(tail.places), id(head.places), *size, trips, tied, sliced, share, cut)
         if key not in self._cache:
-            costs, mask = self._matrix(tail.places, head.places, tensor, trips, tied, sliced, share)
+            costs, mask = self._matrix(tail.places, head.places, tensor, trips, tied, sliced, share, cut)
             self._cache[key] = self._shared(costs), None if mask is None else self._shared(mask)
         costs, allowed = self._cache[key]
         self.edges.append(Edge(tail=tail.node, head=head.node, costs_s=costs, allowed=allowed))
@@ -275,11 +289,13 @@ class _Builder:
 
     def _matrix(
         self, tail: np.ndarray, head: np.ndarray, tensor: Value, trips: float, tied: bool, sliced: bool,
-        start_share: float,
+        start_share: float, cut: bool,
     ) -> tuple[np.ndarray, np.ndarray | None]:
         if tied:
             # equal layouts; only what is pending may still be finished on the way
             equal = tail[:, None, :] == head[None, :, :]
+            if cut:  # a copy that several others read whole is there: a part of it is free
+                equal |= (tail == NONE)[:, None, :] & (head >= 0)[None, :, :]
             pending = np.broadcast_to((tail == UNREDUCED)[:, None, :], equal.shape)
             allowed = (equal | pending).all(axis=2)
             if not pending.any():

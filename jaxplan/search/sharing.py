@@ -58,6 +58,11 @@ class Sharing:
             return not self.rules[reader].follows or op.primitive == "scan_stack"
         return True
 
+    def several(self, value: int) -> bool:
+        """Whether several of those that share the copy of a value may want it otherwise than it is made."""
+        sharers = {o for o, _ in self.readers(value) if self.shares(value, o) and not self.rules[o].follows}
+        return len(sharers) > 1
+
     def shares_inside(self, carry: int, reader: int) -> bool:
         """Whether a reader of a loop's carry stands in that loop itself, in none further in, and may reshard it."""
         loop = next((x for x in self._loops if x[0] > self._producers[carry]), None)
