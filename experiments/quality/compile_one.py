@@ -1,6 +1,6 @@
 """Compiles one saved plan for one target in a process of its own, and writes down what the compiler made of it.
 
-    python compile_one.py CASE TARGET MESH PLAN.json OUT.json [--text FILE] [--whole]
+    python compile_one.py CASE TARGET MESH PLAN.json OUT.json [--text FILE] [--whole] [--by-hand]
 
 Without `--whole` the process ends when the compiler has assigned buffers: memory and collectives are final then, a
 TPU program's cycles are not known yet, and nine tenths of its compile time are saved.
@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jax
 from cases import CASES
 from targets import TARGETS, hardware, is_gpu
 
@@ -31,12 +32,20 @@ _REPORT = "*after_optimizations-memory-usage-report.txt"
 _AFTER = "*after_optimizations_after_buffer_assignment.txt"
 
 
-def lowered(case_name: str, target_name: str, mesh_name: str, plan_path: str) -> Any:
-    """The saved plan as a `jax.stages.Lowered` for the target's devices."""
+def lowered(case_name: str, target_name: str, mesh_name: str, plan_path: str, by_hand: bool) -> Any:
+    """The saved plan as a `jax.stages.Lowered` for the target's devices.
+
+    `by_hand`: its shardings of arguments and results alone, as written for `jax.jit`; propagation does the rest.
+    """
     case = CASES[case_name]
     mesh = jaxplan.target(target_name).mesh(**dict(TARGETS[target_name][mesh_name]))
     plan = jaxplan.load_plan(plan_path, mesh)
     state, batch = case.shapes()
+    if by_hand:
+        jitted = jax.jit(
+            case.step(), in_shardings=plan.in_shardings, out_shardings=plan.out_shardings, donate_argnums=(0,)
+        )
+        return jitted.lower(state, batch)
     step = jaxplan.auto_shard(
         case.step(), mesh, donate_argnums=(0,), hardware=hardware(target_name), options={"plan": plan}
     )
@@ -73,9 +82,10 @@ def main() -> None:
     parser.add_argument("--text", type=Path, help="where to keep the compiled program")
     parser.add_argument("--report", type=Path, help="where to keep XLA's report of what fills the memory")
     parser.add_argument("--whole", action="store_true")
+    parser.add_argument("--by-hand", action="store_true", help="the shardings of arguments and results alone")
     given = parser.parse_args()
     options: dict[str, Any] = dict(jaxplan.target(given.target).compiler_options)
-    program = lowered(given.case, given.target, given.mesh, given.plan)
+    program = lowered(given.case, given.target, given.mesh, given.plan, given.by_hand)
     folder = Path(tempfile.mkdtemp(prefix="quality-"))
     started = time.perf_counter()
 

@@ -18,7 +18,7 @@ from timing_tables import tight_table, timing_rows, timing_table, wall_table
 
 HERE = Path(__file__).parent
 BEGIN, END = "<!-- written by page.py -->", "<!-- end -->"
-OWN = "jaxplan"
+OWN, BY_HAND = "jaxplan", " by hand"
 _ORDERED = 4
 """Plans of one case from which on their order says something."""
 
@@ -27,11 +27,10 @@ _RIVALS = 3
 Row = dict[str, Any]
 
 
-def latest(lines: Iterable[str]) -> list[Row]:
+def latest(found: Iterable[Row]) -> list[Row]:
     """The last row of each (case, target, mesh, plan, budget), whole programs before partly compiled ones."""
     rows: dict[tuple[Any, ...], Row] = {}
-    for line in lines:
-        row = json.loads(line)
+    for row in found:
         key = tuple(row[name] for name in ("case", "target", "mesh", "plan", "budget"))
         if "predicted" in row and "failed" not in row["compiled"]:
             if key not in rows or row["whole"] >= rows[key]["whole"]:
@@ -40,6 +39,28 @@ def latest(lines: Iterable[str]) -> list[Row]:
         rows.values(),
         key=lambda row: (row["target"], row["mesh"], row["case"], row["plan"] != OWN, row["plan"]),
     )
+
+
+def by_hand(rows: Iterable[Row], own: Row) -> dict[str, float]:
+    """Seconds of the templates of a case whose arguments' shardings alone are given; what compiles, by name."""
+    return {
+        row["plan"].removesuffix(BY_HAND): row["compiled"]["compute_s"] + row["compiled"]["comm_s"]
+        for row in rows
+        if row["plan"].endswith(BY_HAND) and _same_case(row, own) and "compute_s" in row.get("compiled", {})
+    }
+
+
+def floor(rows: Iterable[Row], own: Row) -> float:
+    """Seconds of the least computation of all plans of a case that were compiled, nothing sent."""
+    return min(
+        row["compiled"]["compute_s"]
+        for row in rows
+        if _same_case(row, own) and "compute_s" in row.get("compiled", {})
+    )
+
+
+def _same_case(row: Row, own: Row) -> bool:
+    return all(row[name] == own[name] for name in ("case", "target", "mesh", "budget"))
 
 
 def memory_ratio(row: Row) -> float:
@@ -67,8 +88,14 @@ def seconds(row: Row) -> tuple[float, float] | None:
     return said["compute_s"] + said["comm_s"], made["compute_s"] + made["comm_s"]
 
 
-def summary(rows: Sequence[Row]) -> Iterator[str]:
-    """What the bars are about, a line each."""
+def _ratios(pairs: Iterable[tuple[float, float]]) -> str:
+    ratios = [one / other for one, other in pairs]
+    mean = math.exp(statistics.fmean(map(math.log, ratios)))
+    return f"{len(ratios)} cases: geometric mean {mean:.3f}, worst {max(ratios):.3f}"
+
+
+def summary(rows: Sequence[Row], found: Sequence[Row]) -> Iterator[str]:
+    """What the bars are about, a line each, of the `latest` rows of all that were `found`."""
     for target in sorted({row["target"] for row in rows}):
         of = [row for row in rows if row["target"] == target]
         yield f"- {target}, memory: {errors([memory_ratio(row) for row in of])}"
@@ -92,9 +119,12 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
     yield f"- all, bytes sent: {errors([sent_ratio(row) for row in rows])}"
     against = list(rivals(rows))
     if against:
-        mean = math.exp(statistics.fmean(math.log(own / other) for _, own, _, other in against))
-        worst = max(own / other for _, own, _, other in against)
-        yield f"- our plan over the best template, as compiled: geometric mean {mean:.3f}, worst {worst:.3f}"
+        yield f"- our plan over the best template, as compiled: {_ratios((own, other) for _, own, _, other in against)}"
+        floors = [(floor(found, row), other) for row, _, _, other in against]
+        yield f"- the floor under any plan (see below) over the best template: {_ratios(floors)}"
+        hands = [(own, min(hand.values())) for row, own, _, _ in against if (hand := by_hand(found, row))]
+        if hands:
+            yield f"- our plan over the best template whose arguments alone are given: {_ratios(hands)}"
 
 
 def templates(rows: Sequence[Row], row: Row) -> dict[str, float]:
@@ -102,7 +132,7 @@ def templates(rows: Sequence[Row], row: Row) -> dict[str, float]:
     return {
         other["plan"]: pair[1]
         for other in rows
-        if other["plan"] != OWN and all(other[k] == row[k] for k in ("case", "target", "mesh", "budget"))
+        if other["plan"] != OWN and _same_case(other, row)
         if (pair := seconds(other))
     }
 
@@ -116,9 +146,9 @@ def rivals(rows: Sequence[Row]) -> Iterator[tuple[Row, float, str, float]]:
             yield row, own[1], best, others[best]
 
 
-def tables(rows: Sequence[Row]) -> Iterator[str]:
+def tables(rows: Sequence[Row], found: Sequence[Row]) -> Iterator[str]:
     """The README's part."""
-    yield from summary(rows)
+    yield from summary(rows, found)
     timed = timing_rows()
     if timed:
         yield from ("", "Order and error of some twenty plans a model (`timing.py`):", "", *timing_table(timed))
@@ -126,13 +156,16 @@ def tables(rows: Sequence[Row]) -> Iterator[str]:
     yield from ("", "Budgets of 60 % of what data parallelism needs, as predicted (`tight.py`):", "", *tight_table())
     yield from (
         "",
-        "| case | target | ours, ms | best template | its ms | ratio |",
-        "|---|---|---|---|---|---|",
+        "| case | target | ours, ms | best template | its ms | ratio | floor over it | best by hand | its ms | ratio |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     )
     for row, own, best, other in rivals(rows):
+        hand = by_hand(found, row)
+        first = min(hand, key=hand.__getitem__, default=None)
+        last = "| | |" if first is None else f"{first} | {hand[first] * 1e3:.2f} | {own / hand[first]:.3f} |"
         yield (
             f"| {row['case']} | {row['target']}, {row['mesh']} | {own * 1e3:.2f} | {best} | {other * 1e3:.2f} "
-            f"| {own / other:.3f} |"
+            f"| {own / other:.3f} | {floor(found, row) / other:.3f} | {last}"
         )
     yield from (
         "",
@@ -152,7 +185,7 @@ def tables(rows: Sequence[Row]) -> Iterator[str]:
         )
 
 
-def page(rows: Sequence[Row]) -> str:
+def page(rows: Sequence[Row], found: Sequence[Row]) -> str:
     """The pictures, and the summary."""
     name = [f"{row['case']} {row['plan']}" for row in rows]
     memory, sent, timed = [], [], []
@@ -175,7 +208,7 @@ def page(rows: Sequence[Row]) -> str:
     ]
     if cases:
         figures.append(beside_templates("Templates beside our plan", [(c, own[1], times) for c, own, times in cases]))
-    said = "".join(f"<li>{line[2:]}</li>" for line in summary(rows))
+    said = "".join(f"<li>{line[2:]}</li>" for line in summary(rows, found))
     return (
         "<!doctype html><meta charset=utf-8><title>Plans as compiled</title>"
         f"<style>body{{font:15px system-ui,sans-serif;margin:2em}}{STYLE}</style><h1>Plans as compiled</h1>"
@@ -184,14 +217,15 @@ def page(rows: Sequence[Row]) -> str:
 
 
 def main() -> None:
-    rows = latest((HERE / "results.jsonl").read_text(encoding="utf-8").splitlines())
+    found = [json.loads(line) for line in (HERE / "results.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = latest(found)
     readme = HERE / "README.md"
     before, _, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
-    text = "\n".join(tables(rows))
+    text = "\n".join(tables(rows, found))
     readme.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
-    (HERE / "page.html").write_text(page(rows), encoding="utf-8")
-    print("\n".join(summary(rows)))
+    (HERE / "page.html").write_text(page(rows, found), encoding="utf-8")
+    print("\n".join(summary(rows, found)))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@
 
 Rows go into `results.jsonl` as they come, one line each; a second run goes on where the first one stopped.  With
 `--whole` a TPU program is compiled to its end, which takes a minute or two on a core and gives the compiler's cycles;
-without, compilation stops once buffers are assigned: memory and collectives alone, in seconds.
+without, compilation stops once buffers are assigned: memory and collectives alone, in seconds.  The plan `fsdp by hand`
+is the template's shardings of arguments and results alone, the rest left to XLA's propagation.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from jaxplan.lowering.yardstick import compiled_price
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.jsonl"
 OWN = "jaxplan"
+BY_HAND = " by hand"
 
 
 def cost_model(target: str, mesh: str) -> CostModel:
@@ -95,7 +97,7 @@ def predicted(plan: Any, model: CostModel) -> dict[str, Any]:
 
 
 def compiled(
-    case: str, target: str, mesh: str, plan_path: Path, model: CostModel, whole: bool, text: Path
+    case: str, target: str, mesh: str, plan_path: Path, model: CostModel, whole: bool, text: Path, by_hand: bool
 ) -> dict[str, Any]:
     """What the compiler made of a saved plan."""
     with tempfile.TemporaryDirectory() as folder:
@@ -106,9 +108,8 @@ def compiled(
         ]  # fmt: skip
         root = str(HERE.parent.parent)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
-        done = subprocess.run(
-            command + ["--whole"] * whole, capture_output=True, text=True, check=False, env=environment
-        )
+        command += ["--whole"] * whole + ["--by-hand"] * by_hand
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         if not out.exists():
             return {"failed": done.stderr.strip().splitlines()[-1:]}
         row: dict[str, Any] = json.loads(out.read_text())
@@ -131,7 +132,7 @@ def main() -> None:
     parser.add_argument("--case", action="append", choices=[*CASES])
     parser.add_argument("--target", action="append", choices=[*TARGETS])
     parser.add_argument("--mesh", action="append")
-    parser.add_argument("--plan", action="append", help=f'"{OWN}" or a template')
+    parser.add_argument("--plan", action="append", help=f'"{OWN}", a template, or "fsdp{BY_HAND}"')
     parser.add_argument("--budget", help="memory a device, instead of all there is")
     parser.add_argument(
         "--whole", action="store_true", help="compile TPU programs to the end, for their cycles"
@@ -151,7 +152,7 @@ def main() -> None:
     for target in given.target or TARGETS:
         for mesh in TARGETS[target]:
             for case in given.case or CASES:
-                for name in given.plan or (OWN, *TEMPLATES):
+                for name in given.plan or (OWN, *TEMPLATES, *(name + BY_HAND for name in TEMPLATES)):
                     whole = given.whole or is_gpu(target)
                     key = (case, target, mesh, name, given.budget, whole)
                     if (key in there and not given.again) or (given.mesh and mesh not in given.mesh):
@@ -159,17 +160,18 @@ def main() -> None:
                     row = dict(zip(("case", "target", "mesh", "plan", "budget"), key, strict=False))
                     row |= {"whole": whole, "date": datetime.date.today().isoformat(), "jax": jax.__version__}
                     model = cost_model(target, mesh)
-                    stem = "-".join(map(str, key[:5])).replace(":", "_")
+                    stem = "-".join(map(str, key[:5])).replace(":", "_").replace(" ", "_")
                     path = given.keep / f"{stem}.json"
                     try:
-                        plan, plan_s = planned(case, target, mesh, name, given.budget)
+                        plan, plan_s = planned(case, target, mesh, name.removesuffix(BY_HAND), given.budget)
                     except jaxplan.JaxplanError as error:
                         row["impossible"] = str(error).splitlines()[0]
                     else:
                         plan.save(path)
-                        row |= {"plan_cpu_s": round(plan_s, 1), "predicted": predicted(plan, model)}
+                        if not name.endswith(BY_HAND):
+                            row |= {"plan_cpu_s": round(plan_s, 1), "predicted": predicted(plan, model)}
                         row["compiled"] = compiled(
-                            case, target, mesh, path, model, whole, given.keep / f"{stem}.txt"
+                            case, target, mesh, path, model, whole, given.keep / f"{stem}.txt", name.endswith(BY_HAND)
                         )
                     with given.results.open("a") as file:
                         file.write(json.dumps(row) + "\n")
@@ -181,9 +183,13 @@ def summary(row: dict[str, Any]) -> str:
     where = " ".join((row["case"], row["target"], row["mesh"], row["plan"]))
     if "impossible" in row:
         return f"{where}: impossible: {row['impossible']}"
-    made, said = row["compiled"], row["predicted"]
+    made, said = row["compiled"], row.get("predicted")
     if "failed" in made:
         return f"{where}: the compiler refuses: {made['failed']}"
+    if said is None:
+        return f"{where}: memory {made['peak_bytes'] / 1e6:.0f} MB; sent " + ", ".join(
+            f"{c['wire_bytes'] / 1e6:.0f} MB {c['kind']} {c['axes']}" for c in made["collectives"][:4]
+        )
     line = (
         f"{where}: memory {made['peak_bytes'] / 1e6:.0f} MB, predicted {said['peak_bytes'] / 1e6:.0f} "
         f"({said['peak_bytes'] / made['peak_bytes'] - 1:+.1%}); sent "
