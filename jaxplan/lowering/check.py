@@ -120,13 +120,15 @@ def check(
                 collectives, differing = extended
             at_fault = _around(graph, {op for c, op in collectives if c.kind != "all_slice"})
             at_fault |= _cut_though_whole(graph, rules, differing)
+            undecided = {op for c, op in collectives if c.kind != "all_slice" and _move(c) not in moves}
+            at_fault |= _upstream(graph, rules, undecided)
             fresh = [v for v in differing if v in at_fault and graph.values[v].site not in pinned]
             unplanned = tuple(
                 (c, op)
                 for c, op in collectives
                 if c.kind != "all_slice"
                 and c.bytes > OTHERWISE * expected.get(op, 0.0)
-                and (c.kind, frozenset(c.axes), c.bytes) not in moves
+                and _move(c) not in moves
             )
             entries = _entered(graph, values, reads, {op for _, op in unplanned})
             entries = [(v, site) for v, site in entries if site not in pinned]
@@ -327,6 +329,24 @@ def _cut_though_whole(graph: Graph, rules: Sequence[Rule], found: Mapping[int, L
             ):
                 cut.add(value)
     return cut
+
+
+def _move(collective: Collective) -> tuple[str, frozenset[str], int]:
+    return collective.kind, frozenset(collective.axes), collective.bytes
+
+
+def _upstream(graph: Graph, rules: Sequence[Rule], ops: Collection[int]) -> set[int]:
+    """Values that `ops` read by way of what follows its operands: whoever made one of them otherwise made them move."""
+    producers = graph.producers()
+    found: set[int] = set()
+    todo = [v for op in ops if op >= 0 for v in graph.ops[op].operands]
+    while todo:
+        value = todo.pop()
+        producer = producers[value]
+        if value not in found and producer >= 0:
+            found.add(value)
+            todo += graph.ops[producer].operands if rules[producer].follows else ()
+    return found
 
 
 def _around(graph: Graph, ops: set[int]) -> set[int]:

@@ -24,20 +24,9 @@ from ..ir import (
     turned_sums,
     written_over,
 )  # fmt: skip
-from ..sharding import (
-    NONE,
-    UNREDUCED,
-    Moves,
-    Rule,
-    Strategies,
-    all_places,
-    busiest,
-    pieces,
-    reachable,
-    strategies,
-)
+from ..sharding import UNREDUCED, Moves, Rule, Strategies, all_places, busiest, pieces, reachable, strategies
 from .problem import Edge, Node, StrategyProblem, Usage
-from .sharing import Sharing
+from .sharing import Sharing, tied_layouts
 from .space import Allowed, Passage, Port, Space, graph_rules
 
 
@@ -272,16 +261,15 @@ class _Builder:
     def _edge(
         self, tail: Port, head: Port, value: int, *, tied: bool, trips: float, sliced: bool = False, cut: bool = False
     ) -> None:
-        """`tied`: equal layouts, or `cut` out of the copy; `sliced`: of a stack, by a loop."""
         if tail.node == head.node:
             return
         tensor = self.graph.values[value]
         # parts of a total are added up before they are summed: what is left is one scalar, with a start of its own
         share = self.start_shares[value] if tensor.shape else 1.0
-        size = (tensor.shape, tensor.item_bytes)
-        key = ("edge", id(tail.places), id(head.places), *size, trips, tied, sliced, share, cut)
+        how = (trips, tied, sliced, cut, share)
+        key = ("edge", id(tail.places), id(head.places), tensor.shape, tensor.item_bytes, *how)
         if key not in self._cache:
-            costs, mask = self._matrix(tail.places, head.places, tensor, trips, tied, sliced, share, cut)
+            costs, mask = self._matrix(tail.places, head.places, tensor, *how)
             self._cache[key] = self._shared(costs), None if mask is None else self._shared(mask)
         costs, allowed = self._cache[key]
         self.edges.append(Edge(tail=tail.node, head=head.node, costs_s=costs, allowed=allowed))
@@ -289,16 +277,11 @@ class _Builder:
 
     def _matrix(
         self, tail: np.ndarray, head: np.ndarray, tensor: Value, trips: float, tied: bool, sliced: bool,
-        start_share: float, cut: bool,
+        cut: bool, start_share: float,
     ) -> tuple[np.ndarray, np.ndarray | None]:
         if tied:
-            # equal layouts; only what is pending may still be finished on the way
-            equal = tail[:, None, :] == head[None, :, :]
-            if cut:  # a copy that several others read whole is there: a part of it is free
-                equal |= (tail == NONE)[:, None, :] & (head >= 0)[None, :, :]
-            pending = np.broadcast_to((tail == UNREDUCED)[:, None, :], equal.shape)
-            allowed = (equal | pending).all(axis=2)
-            if not pending.any():
+            allowed = tied_layouts(tail, head, cut=cut)
+            if not (tail == UNREDUCED).any():
                 return np.zeros(allowed.shape), allowed
         else:
             allowed = reachable(tail, head)

@@ -10,8 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from ..ir import Graph, enclosing_stop
-from ..sharding import Rule
+from ..sharding import NONE, UNREDUCED, Rule
+
+
+def tied_layouts(made: np.ndarray, read: np.ndarray, *, cut: bool) -> np.ndarray:
+    """`bool[a, b]`: whether layout `b` of `read` follows layout `a` of `made`: equal, with what is pending finished.
+
+    With `cut` a part of what is whole follows too: of a copy that several others read as it is, that is free.
+    """
+    there, here = made[:, None, :], read[None, :, :]
+    same = (there == here) | (there == UNREDUCED)
+    if cut:
+        same |= (there == NONE) & (here >= 0)
+    return np.asarray(same.all(axis=2))
 
 
 class Sharing:

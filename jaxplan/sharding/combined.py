@@ -6,6 +6,7 @@ all_reduce(a + b), on TPU and GPU (on CPU each is reduced).
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ from .mlir import Dims, Visit
 _RESHARDS = frozenset(
     {"sdy.all_gather", "sdy.all_slice", "sdy.all_to_all", "sdy.collective_permute", "sdy.reduce_scatter"}
 )
+_ZERO = re.compile(r"dense<-?0(\.0+e\+00)?> : tensor<\w+>")
 _MOVES = frozenset({"sdy.all_slice", "stablehlo.transpose"})
 
 
@@ -43,6 +45,22 @@ def without_repeats(visits: Sequence[Visit]) -> list[Visit]:
                 renamed[visit.results[0]] = first[key]
                 continue
             first[key] = visit.results[0]
+        kept.append(replace(visit, operands=operands))
+    return kept
+
+
+def without_zeros(visits: Sequence[Visit]) -> list[Visit]:
+    """`visits` without additions of zero to a number, with which Python's `sum` begins: XLA leaves them out first."""
+    zeros: set[int] = set()
+    renamed: dict[int, int] = {}
+    kept = []
+    for visit in visits:
+        operands = tuple(renamed.get(number, number) for number in visit.operands)
+        if "constant" in visit.op.name and _ZERO.match(str(visit.op.attributes["value"])):
+            zeros.add(visit.results[0])
+        if visit.op.name == "stablehlo.add" and not zeros.isdisjoint(operands):
+            renamed[visit.results[0]] = operands[operands[0] in zeros]
+            continue
         kept.append(replace(visit, operands=operands))
     return kept
 

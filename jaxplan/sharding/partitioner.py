@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from .._jax import parse_module, run_passes
-from .combined import reassociated, users_of, without_repeats
+from .combined import reassociated, users_of, without_repeats, without_zeros
 from .contested import settle_contractions
 from .exchanged import exchanges
 from .flows import Flow, flows_of
@@ -183,7 +183,7 @@ def shardy_rules(module: Any) -> list[tuple[str, str]]:
 
 def _collectives(visits: Sequence[Visit], sizes: dict[str, int]) -> Iterable[Collective]:
     """The collectives among `visits`; an all_reduce that is only sliced is a reduce_scatter."""
-    visits = reassociated(without_repeats(visits))
+    visits = reassociated(without_zeros(without_repeats(visits)))
     users = users_of(visits)
     fused: set[int] = set()
     for visit in visits:
