@@ -193,7 +193,11 @@ def _collectives(visits: Sequence[Visit], sizes: dict[str, int]) -> Iterable[Col
             scattered = _sliced_axes(visit, slices)
             if scattered:
                 fused.update(s.results[0] for s in slices)
-            yield from _all_reduce(visit, scattered, sizes)
+            readers = users.get(visit.results[0], [])
+            for collective in _all_reduce(visit, scattered, sizes):
+                # a number added up from parts belongs to none of their makers, but to who reads it
+                total = visit.operands[0] < 0 and not collective.shape and len(readers) > 0
+                yield replace(collective, scope=_consumer_scope(readers[0], users)) if total else collective
         elif name in _WRITTEN:
             yield _written(visit, sizes)
         elif name in _SDY and visit.results[0] not in fused:
