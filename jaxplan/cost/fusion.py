@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from ..ir import Graph, Op
 from ..sharding import Rule
 from .fills import Fill, fills
+from .images import Lanes, image_lanes
+from .in_place import overwritable
+from .masks import is_hash, is_mask
 from .residency import (
     Flow,
     SecondStack,
@@ -27,6 +30,7 @@ from .residency import (
     unmoved,
     written_again,
 )
+from .tiles import Tiling
 
 LOOP_EDGES = frozenset({"scan_slice", "scan_stack", "carry_init", "carry_next", "while_any", "while_test", "cond_join"})
 """Our own operations at the edges of loops and branches: none computes."""
@@ -63,6 +67,8 @@ class Traffic:
       writes: for every operation, for each result the bytes that it writes.
       second_stacks: loops' stacks that are in memory twice.
       fills: buffers that one kernel fills, see there.
+      over: TPU: for values those whose buffers they may take, see `overwritable`.
+      images: TPU: values in the layout of convolutions, see `image_lanes`.
       producers: for every value the operation that makes it, or -1.
       times: when each operation runs, as the index of an operation.  TPU: what is fused runs as soon as its last
         operand is there, however late it is written (a weight's gradient with the optimizer's arithmetic at the end);
@@ -75,8 +81,14 @@ class Traffic:
     writes: tuple[tuple[float, ...], ...]
     second_stacks: tuple[SecondStack, ...]
     fills: tuple[Fill, ...]
+    over: Mapping[int, tuple[int, ...]]
+    images: Mapping[int, Lanes]
     producers: tuple[int, ...]
     times: tuple[int, ...]
+
+    def tiling(self, value: int) -> Tiling:
+        """Which dimensions of a value lie in tiles, see `device_bytes`; rows of tables aside."""
+        return self.images.get(value, "any")
 
 
 def fused(op: Op, rule: Rule) -> bool:
@@ -113,6 +125,7 @@ class _Kernels:
         self.graph, self.rules, self.platform = graph, rules, platform
         self.source = source_values(graph, rules)
         self.producers = graph.producers()
+        self.mask = [platform == "tpu" and is_mask(tensor) for tensor in graph.values]
         self.kinds = [self._kind(op) for op in graph.ops]
         self.loop_of = [-1] * len(graph.ops)
         for position, loop in enumerate(graph.loops):
@@ -137,7 +150,7 @@ class _Kernels:
     def _kind(self, op: Op) -> str:
         if op.primitive in LOOP_EDGES:
             return "edge"
-        if fused(op, self.rules[op.index]):
+        if fused(op, self.rules[op.index]) or (self.platform == "tpu" and is_hash(self.graph, op)):
             return "fused"
         return "reduction" if op.primitive in _REDUCTIONS else "heavy"
 
@@ -222,7 +235,8 @@ class _Kernels:
         size = [tensor.bytes for tensor in self.graph.values]
         best: dict[int, int] = {}
         for origin, made in sorted(made_of.items(), reverse=True):  # the latest of equals
-            if size[origin] < sum(size[v] for v in made):
+            dear = size[origin] < sum(size[v] for v in made) or any(self.mask[v] for v in made)
+            if dear and not self.mask[origin]:
                 for value in made:
                     if value not in best or size[origin] < size[best[value]]:
                         best[value] = origin
@@ -250,7 +264,8 @@ class _Kernels:
                 if found is None:
                     return None
                 leaves.update(found)
-        return leaves if sum(leaves.values()) <= _COMPUTED_AGAIN * self.graph.values[value].bytes else None
+        near = sum(leaves.values()) <= _COMPUTED_AGAIN * self.graph.values[value].bytes
+        return leaves if near or self.mask[value] else None
 
     def _kept(self, value: int) -> bool:
         """Whether a contraction wants `value` in memory, though it could compute it again.
@@ -303,6 +318,8 @@ class _Kernels:
             writes=tuple(writes),
             second_stacks=self._second_stacks(flow),
             fills=fills(flow, times) if self.platform == "gpu" else (),
+            over=overwritable(flow, self.stored) if self.platform == "tpu" else {},
+            images=image_lanes(self.graph, self.rules) if self.platform == "tpu" else {},
             producers=tuple(self.producers),
             times=times,
         )

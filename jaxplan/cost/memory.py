@@ -17,12 +17,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..ir import Graph, enclosing_stop, live_intervals, needed_until, settled_values, written_over
+from ..ir import Graph, Interval, enclosing_stop, live_intervals, needed_until, settled_values, written_over
 from ..sharding import NONE, UNREDUCED, MeshAxes, reshard_steps
 from .fills import Fill, filled_since
 from .packing import gap_bytes
 from .residency import SecondStack
-from .tiles import device_bytes, gathered_bytes, tables_copied, tiled_in_rows
+from .tiles import Tiling, device_bytes, gathered_bytes, tables_copied, tiled_in_rows
 
 _SCRATCH = 2
 """How many times the largest summed buffer the TPU's collectives keep for themselves, beside the assigned buffers: 1.3
@@ -68,6 +68,8 @@ def simulate_memory(
     times: Sequence[int] | None = None,
     platform: str = "cpu",
     whole_sums: bool = False,
+    images: Mapping[int, tuple[int, int]] | None = None,
+    over: Mapping[int, tuple[int, ...]] | None = None,
 ) -> MemoryProfile:
     """The live sets of `graph`.
 
@@ -77,7 +79,8 @@ def simulate_memory(
         runs; see `Traffic`.
       split_scratch: bytes that operations need beside their results while they run, see `split_k`.
       waited: values that wait behind a loop: until when, and the share of their bytes that they wait in.
-      platform: "tpu", "gpu" or "cpu", see `device_bytes`; whole_sums: see `CostModel.whole_sums`.
+      platform: "tpu", "gpu" or "cpu", see `device_bytes`; whole_sums: see `CostModel.whole_sums`;
+        images, over: see `Traffic`.
       kinds: for every input position its kind ("parameter", "optimizer", ...).
       values, reads: the layout row of every value where it is made, and of every operand as it is read; values
         without a row are made where they are used and take no memory.
@@ -90,11 +93,12 @@ def simulate_memory(
     settled = settled_values(graph)
     inputs = {value: position for position, value in enumerate(graph.inputs)}
 
-    known: dict[tuple[tuple[int, ...], float, bytes, str], int] = {}
+    known: dict[tuple[tuple[int, ...], float, bytes, Tiling], int] = {}
     rows = tiled_in_rows(graph) if platform == "tpu" else {}
+    tilings: dict[int, Tiling] = {**(images or {}), **rows}
 
     def local(value: int, row: np.ndarray) -> int:
-        tensor, tiling = graph.values[value], rows.get(value, "any")
+        tensor, tiling = graph.values[value], tilings.get(value, "any")
         key = (tensor.shape, tensor.item_bytes, row.tobytes(), tiling)
         if key not in known:
             known[key] = int(device_bytes(tensor, row[None, :], axes, platform, tiling)[0])
@@ -140,6 +144,7 @@ def simulate_memory(
         ledger.add("activations", first, last, local(value, _part(values[value])))
     producers = graph.producers()
     outputs = set(graph.outputs)
+    given_up = _given_up(over or {}, intervals, values, local)
     for value, row in values.items():
         pending = UNREDUCED in row.tolist()
         if value in inputs or not (stored[value] or pending):
@@ -154,11 +159,32 @@ def simulate_memory(
             gathered = gathered_bytes(graph.values[value], row, kept, axes, platform)
             ledger.add("copies", start, whole, gathered)
             stop = start + 1 if moved else written_over(intervals, settled[value], start)
-        elif value not in outputs and primitive not in ("carry_init", "scan_stack"):
-            stop = min(stop, max([start + 1, *own_reads.get(value, ())]))
+        elif value in outputs:
+            start = 0  # the caller's buffer, allocated before the step begins
+        elif primitive not in ("carry_init", "scan_stack"):
+            stop = min(stop, max([start + 1, *own_reads.get(value, ())]), given_up.get(value, stop))
         part = "residuals" if primitive == "scan_stack" else "results" if value in outputs else "activations"
-        ledger.add(part, min(start, since.get(value, start)), stop, local(value, row))
+        ledger.add(part, min(start, since.get(value, start)), stop, local(value, row), given=value in outputs)
     return ledger.profile(platform)
+
+
+def _given_up(
+    over: Mapping[int, tuple[int, ...]],
+    intervals: Sequence[Interval],
+    values: Mapping[int, np.ndarray],
+    local: Callable[[int, np.ndarray], int],
+) -> dict[int, int]:
+    """When values give their buffers to a result of the kernel that reads them last, in their layout."""
+    found: dict[int, int] = {}
+    for value, candidates in over.items():
+        start = intervals[value].start
+        for other in candidates if value in values else ():
+            last = other not in found and intervals[other].start < start == intervals[other].stop - 1
+            if last and other in values and np.array_equal(values[other], values[value]):
+                if UNREDUCED not in values[value] and local(other, values[other]) == local(value, values[value]):
+                    found[other] = start
+                    break
+    return found
 
 
 def _part(row: np.ndarray) -> np.ndarray:

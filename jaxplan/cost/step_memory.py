@@ -34,5 +34,6 @@ def step_memory(
         graph, axes, crossing.stored, kinds, values, reads,
         inside=crossing.inside, second_stacks=crossing.second_stacks, fills=crossing.fills, times=crossing.times,
         split_scratch=split_scratch(graph, axes, reads, model.profile),
-        waited=waited, platform=model.profile.kind, whole_sums=model.whole_sums,
+        images=crossing.images, over=crossing.over, waited=waited,
+        platform=model.profile.kind, whole_sums=model.whole_sums,
     )  # fmt: skip

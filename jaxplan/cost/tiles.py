@@ -19,8 +19,9 @@ import numpy as np
 from ..ir import Graph, Value
 from ..sharding import MeshAxes, pieces
 
-Tiling = Literal["any", "rows", "table"]
-"""Which dimensions lie in tiles: those that pad least, the last ones, or the last ones of a table (see the module)."""
+Tiling = Literal["any", "rows", "table"] | tuple[int, int]
+"""Which dimensions lie in tiles: those that pad least, the last ones, or the last ones of a table (see the module); a
+pair of dimensions: one of them in lanes (see `images`)."""
 
 _LANES, _SUBLANES = 128, 8
 """Columns and rows of a TPU's memory tile, see `device_bytes`."""
@@ -43,8 +44,8 @@ def device_bytes(
     if platform != "tpu" or rank < 2:
         return whole
     waste = _waste(tensor, places, axes)
-    least = waste.min(axis=(1, 2))
-    if tiling != "any":
+    least = (waste[:, list(tiling)] if isinstance(tiling, tuple) else waste).min(axis=(1, 2))
+    if tiling in ("rows", "table"):
         in_rows = waste[:, rank - 1, rank - 2]
         kept = (in_rows <= _TABLE_WASTE * least) | (whole * in_rows <= _TABLE_BYTES)
         least = in_rows if tiling == "rows" else np.where(kept, in_rows, least)

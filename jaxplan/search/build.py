@@ -373,10 +373,10 @@ class _Builder:
         """`pending`: only the strategies that leave a pending sum take memory; `times`: so many of it."""
         if stop <= start:
             return
-        tensor = self.graph.values[value]
-        key = ("usage", id(port.places), tensor.shape, tensor.item_bytes, pending, times)
+        tensor, tiling = self.graph.values[value], self.crossing.tiling(value)
+        key = ("usage", id(port.places), tensor.shape, tensor.item_bytes, pending, times, tiling)
         if key not in self._cache:
-            held = device_bytes(tensor, port.places, self.axes, self.model.profile.kind)
+            held = device_bytes(tensor, port.places, self.axes, self.model.profile.kind, tiling)
             held = np.ceil(held * times).astype(np.int64)
             held = held * (port.places == UNREDUCED).any(axis=1) if pending else held
             self._cache[key] = self._shared(held)

@@ -93,8 +93,8 @@ def test_what_is_computed_again_keeps_alive_what_it_is_computed_from() -> None:
         first = x @ x
         again = jnp.sin(first)
         second = first @ first
-        third = second @ second
-        return third + again if keep else third
+        last = (second @ second) @ x
+        return last + again if keep else last
 
     without = peak(lambda x: step(x, False), MATRIX)
     assert peak(lambda x: step(x, True), MATRIX) == without + 1

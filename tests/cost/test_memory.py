@@ -47,12 +47,15 @@ def profile(
 
 
 def alive_values(graph: Graph) -> list[set[int]]:
-    """For straight-line programs: what exists while each operation runs, by looking ahead from every operation."""
+    """For straight-line programs: what exists while each operation runs, by looking ahead from every operation.
+
+    Results lie in the caller's buffers, which are there from the start.
+    """
     sets = []
     for now in range(len(graph.ops)):
         made = set(graph.inputs) | {v for op in graph.ops[: now + 1] for v in op.results}
         needed = {v for op in graph.ops[now:] for v in op.operands} | set(graph.ops[now].results)
-        sets.append(made & (needed | set(graph.outputs) | set(graph.inputs)))
+        sets.append((made & (needed | set(graph.inputs))) | set(graph.outputs))
     return sets
 
 

@@ -1,0 +1,49 @@
+"""What a kernel may be written over: XLA gives the result of a fusion the buffer of an operand that it reads element by
+element, in the same shape, for the last time (HloDataflowAnalysis::CanShareOperandBufferWithUser).
+
+A gradient takes the place of the activation that its derivative is computed from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from .residency import Flow
+
+
+def overwritable(flow: Flow, stored: Sequence[bool]) -> Mapping[int, tuple[int, ...]]:
+    """For values that a fused kernel makes, the stored ones of their shape that it reads element by element."""
+    graph = flow.graph
+    found: dict[int, tuple[int, ...]] = {}
+    kept = {*graph.inputs, *graph.outputs, *graph.constants}
+    for op in graph.ops:
+        for value in op.results:
+            if stored[value] and flow.kinds[op.index] == "fused" and flow.rules[op.index].follows:
+                tensor = graph.values[value]
+                near = {
+                    other
+                    for other in _read(flow, stored, value)
+                    if other not in kept and graph.values[other].item_bytes == tensor.item_bytes
+                }
+                if near:
+                    found[value] = tuple(sorted(near))
+    return found
+
+
+def _read(flow: Flow, stored: Sequence[bool], value: int) -> set[int]:
+    """The stored values of a value's own shape that it is computed from element by element."""
+    graph, found, seen = flow.graph, set[int](), {value}
+    waiting = [value]
+    while waiting:
+        maker = flow.producers[waiting.pop()]
+        if maker < 0 or flow.kinds[maker] != "fused" or not flow.rules[maker].follows:
+            continue
+        for operand in graph.ops[maker].operands:
+            if operand in seen or graph.values[operand].shape != graph.values[value].shape:
+                continue
+            seen.add(operand)
+            if stored[operand]:
+                found.add(operand)
+            else:
+                waiting.append(operand)
+    return found

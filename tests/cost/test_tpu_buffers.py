@@ -1,0 +1,100 @@
+"""Which buffers XLA for TPU assigns: nets of relus and dropouts compiled for one v5e, against what is predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh
+
+import jaxplan
+from jaxplan.cost import traffic
+from jaxplan.cost.images import image_lanes
+from jaxplan.cost.tiles import device_bytes
+from jaxplan.ir import Value, trace
+from jaxplan.search import graph_rules
+
+ONE = AbstractMesh((1,), ("data",))
+
+
+def f32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def gradients(layer: Callable[[Any, Any, Any], Any]) -> Callable[..., Any]:
+    """Of all weights; nothing is donated."""
+
+    def step(weights: Any, x: Any, key: Any) -> Any:
+        def loss(weights: Any) -> Any:
+            y = x
+            for number, weight in enumerate(weights):
+                y = layer(y, weight, jax.random.fold_in(key, number))
+            return jnp.sum(y.astype(jnp.float32) ** 2)
+
+        return jax.value_and_grad(loss)(weights)
+
+    return step
+
+
+def relu(x: Any, weight: Any, key: Any) -> Any:
+    return jax.nn.relu(x @ weight.astype(x.dtype))
+
+
+def dropped(x: Any, weight: Any, key: Any) -> Any:
+    y = jnp.tanh(x @ weight)
+    return jnp.where(jax.random.bernoulli(key, 0.9, y.shape), y / 0.9, 0)
+
+
+def convolved(x: Any, weight: Any, key: Any) -> Any:
+    numbers = ("NHWC", "HWIO", "NHWC")
+    return jax.nn.relu(jax.lax.conv_general_dilated(x, weight, (1, 1), "SAME", dimension_numbers=numbers))
+
+
+@pytest.mark.parametrize(
+    ("layer", "weight", "x", "compiled"),
+    [
+        (relu, f32(2048, 2048), f32(16384, 2048), 805_424_128),
+        (relu, f32(2048, 2048), jax.ShapeDtypeStruct((16384, 2048), jnp.bfloat16), 469_863_424),
+    ],
+)
+def test_memory_is_what_the_compiler_assigns(layer: Any, weight: Any, x: Any, compiled: int) -> None:
+    """Compiled with jax 0.10.2 and libtpu 0.0.42.1: arguments, results and temporary buffers."""
+    plan = jaxplan.plan(
+        gradients(layer), ONE, [weight] * 4, x, jax.eval_shape(lambda: jax.random.key(0)), hardware="tpu-v5e",
+        options={"compare_templates": False},
+    )  # fmt: skip
+    assert plan.cost.peak_bytes == pytest.approx(compiled, rel=0.005)
+
+
+def stored_values(layer: Any, weight: Any, x: Any, platform: str = "tpu") -> list[Value]:
+    """What the step makes and keeps in memory, as large as `x` or a mask of it."""
+    graph = trace(gradients(layer), ([weight] * 4, x, jax.eval_shape(lambda: jax.random.key(0))), {}).graph
+    stored = traffic(graph, graph_rules(graph), platform).stored
+    return [v for v in graph.values if stored[v.index] and v.shape == x.shape and v.index not in graph.inputs]
+
+
+@pytest.mark.parametrize("layer", [relu, dropped])
+def test_masks_are_computed_again_on_tpu(layer: Any) -> None:
+    kept = stored_values(layer, f32(1024, 1024), f32(64, 512, 1024))
+    assert kept and {v.dtype for v in kept} == {"float32"}
+    assert "bool" in {v.dtype for v in stored_values(layer, f32(1024, 1024), f32(64, 512, 1024), "gpu")}
+
+
+def test_pixels_do_not_lie_in_lanes() -> None:
+    """f32[8, 224, 224, 64] of VGG's first layers is compiled to 128 lanes of 64 channels, twice its bytes."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    graph = trace(gradients(convolved), ([f32(3, 3, 64, 64)] * 2, f32(8, 224, 224, 64), key), {}).graph
+    rules = graph_rules(graph)
+    lanes, stored = image_lanes(graph, rules), traffic(graph, rules, "tpu").stored
+    kept = [v for v in graph.values if stored[v.index] and v.index not in graph.inputs]
+    images = [v for v in kept if v.shape == (8, 224, 224, 64)]
+    assert len(images) == 3
+    assert {lanes.get(v.index) for v in images} == {(0, 3)}
+    assert not set(lanes) & {*graph.inputs, *graph.outputs}
+    whole = np.full((1, 1), -1, np.int8)
+    size = device_bytes(images[0], whole, (("data", 1),), "tpu", (0, 3))
+    assert size == 2 * 8 * 224 * 224 * 64 * 4 > device_bytes(images[0], whole, (("data", 1),), "tpu")
