@@ -51,6 +51,7 @@ $(STAMP): pyproject.toml
 	if ! install "$(EXTRAS)"; then \
 		echo "[$(EXTRAS)] could not be installed: without libtpu now, so tests marked aot_tpu will be skipped" >&2; \
 		install "$(EXTRAS_PORTABLE)"; fi
+	@echo "Compiling the search's kernels, once" && $(BIN)/python -c "from jaxplan.search import warm; warm.compile_all()"
 	@touch $@
 
 .PHONY: demo

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import time
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from .problem import Edge, Node, StrategyProblem, Usage
 
 #: Nodes of the ring that is searched for it: no reduction solves it, every search is through at once.
 RING, STRATEGIES = 6, 4
+
+#: A compilation ends, whatever the machine.
+LONGEST_S = 300.0
 
 
 @functools.cache
@@ -55,3 +59,20 @@ def _ring() -> StrategyProblem:
     return StrategyProblem(
         nodes=problem.nodes, edges=problem.edges, usages=problem.usages, limit_bytes=int(np.quantile(peaks, 0.25))
     )
+
+
+def compile_all() -> None:
+    """Compile every kernel of this package into Numba's cache: half a minute, once in an installation."""
+    from .base import Incumbent
+    from .dual import DualAscent
+    from .priced import PricedSearch
+
+    ring = _ring()
+    search = PricedSearch(
+        DualAscent(ring), list, Incumbent(ring), relative_gap=0.0, deadline=time.monotonic() + LONGEST_S, seed=0
+    )
+    search.run(patience=2)
+    search.climb()
+    load_walk()
+    for module in ("ft", "optcnn", "layer_dp", "mcmc", "scalarised", "random_choice"):
+        warmed(module)
