@@ -10,7 +10,8 @@ computes before a loop, doesn't need in it, and makes of more bytes than it has,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -94,6 +95,11 @@ def waited_values(traced: Traced) -> dict[int, tuple[int, float]]:
 
 
 class _Order:
+    """The equations of one jaxpr, and what each is computed from.
+
+    A step may have hundreds of loops (an optimizer's, one a weight): for each, every equation is visited once.
+    """
+
     def __init__(self, jaxpr: Any) -> None:
         self.eqns = jaxpr.eqns
         self.made: dict[Any, int] = {}
@@ -104,6 +110,11 @@ class _Order:
                     self.reads.setdefault(atom, []).append(Read(index, position))
             self.made.update(dict.fromkeys(eqn.outvars, index))
         self.results = {atom for atom in jaxpr.outvars if not isinstance(atom, Literal)}
+        # of every equation what it reads that an equation makes, with that equation
+        self.operands = [
+            [(atom, self.made[atom]) for atom in eqn.invars if not isinstance(atom, Literal) and atom in self.made]
+            for eqn in self.eqns
+        ]
 
     def found(self) -> Iterator[tuple[int, Ahead]]:
         for loop, eqn in enumerate(self.eqns):
@@ -111,13 +122,9 @@ class _Order:
                 continue
             own = [(self._maker(atom), position) for position, atom in enumerate(eqn.invars)]
             latest, tied = max(own, default=(-1, -1))
-            needed = self._behind([atom for atom in eqn.invars if self._maker(atom) >= 0], frozenset())
             values = [
                 Waited(value, self._narrowest(value), self._reads_after(value, loop))
-                for index in range(loop)
-                if index not in needed
-                for value in self.eqns[index].outvars
-                if self._worth_finishing(value, loop, needed)
+                for value in self._worth_finishing(loop, self._behind(loop))
             ]
             if values and latest >= 0:
                 yield loop, Ahead(tied=tied, values=tuple(values))
@@ -129,33 +136,51 @@ class _Order:
         """The position of the equation that makes it; -1 for what comes in and for constants."""
         return -1 if isinstance(atom, Literal) else self.made.get(atom, -1)
 
-    def _behind(self, atoms: Sequence[Any], known: frozenset[int]) -> frozenset[int]:
-        """The equations, other than `known`, that `atoms` are computed by."""
+    def _behind(self, loop: int) -> set[int]:
+        """The equations that a loop's operands are computed by."""
         seen: set[int] = set()
-        todo = [self._maker(atom) for atom in atoms]
+        todo = [loop]
         while todo:
-            index = todo.pop()
-            if index >= 0 and index not in seen and index not in known:
-                seen.add(index)
-                todo += [self._maker(atom) for atom in self.eqns[index].invars]
-        return frozenset(seen)
+            for _, maker in self.operands[todo.pop()]:
+                if maker not in seen:
+                    seen.add(maker)
+                    todo.append(maker)
+        return seen
 
-    def _worth_finishing(self, value: Any, loop: int, needed: frozenset[int]) -> bool:
-        """Whether `value` is wanted after the loop, and what it is computed from is larger and ends before the loop."""
-        if value not in self.results and not self._reads_after(value, loop):
-            return False
-        own = self._behind([value], needed)
-        sources = {
-            atom
-            for index in own
-            for atom in self.eqns[index].invars
-            if self._maker(atom) in needed and self._ends_before(atom, loop)
-        }
-        return sum(map(_bytes, sources)) > _bytes(value)
+    def _worth_finishing(self, loop: int, needed: set[int]) -> Iterator[Any]:
+        """The values, not `needed` by a loop, that are wanted after it and leave less than they are computed from, of
+        what is needed and ends before the loop."""
+        number: dict[Any, int] = {}
+        sizes: list[float] = []
+        # of every equation that isn't needed the numbers of what it is computed from, as bits
+        sources: dict[int, int] = {}
+        known: dict[int, float] = {0: 0.0}
+        for index in range(loop):
+            if index in needed:
+                continue
+            bits = 0
+            for atom, maker in self.operands[index]:
+                if maker not in needed:
+                    bits |= sources[maker]
+                elif self._last(atom) < loop:
+                    if atom not in number:
+                        number[atom] = len(sizes)
+                        sizes.append(_bytes(atom))
+                    bits |= 1 << number[atom]
+            sources[index] = bits
+            for value in self.eqns[index].outvars if bits else ():
+                if self._last(value) > loop:
+                    if bits not in known:
+                        known[bits] = sum(size for at, size in enumerate(sizes) if bits >> at & 1)
+                    if known[bits] > _bytes(value):
+                        yield value
 
-    def _ends_before(self, value: Any, loop: int) -> bool:
-        return value not in self.results and all(read.equation < loop for read in self.reads[value])
-
+    def _last(self, value: Any) -> float:
+        """The last equation that reads a value; infinite for what the jaxpr returns."""
+        if value in self.results:
+            return math.inf
+        reads = self.reads.get(value)
+        return reads[-1].equation if reads else -1
 
     def _narrowest(self, value: Any) -> Any:
         """The type that holds `value` exactly in the fewest bytes: a float's that was widened, else its own."""
