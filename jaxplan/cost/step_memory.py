@@ -9,6 +9,7 @@ import numpy as np
 from ..ir import Graph
 from ..sharding import MeshAxes
 from .fusion import Traffic
+from .held_back import held_back
 from .memory import MemoryProfile, simulate_memory
 from .model import CostModel
 from .split_k import split_scratch
@@ -30,9 +31,12 @@ def step_memory(
       axes: of the mesh that the layout rows are over; the model's may be coarser.
       crossing: see `traffic`; kinds, values, reads, waited: see `simulate_memory`.
     """
+    times = crossing.times
+    if model.profile.kind == "gpu":
+        times = held_back(graph, axes, crossing.stored, times, values, reads)
     return simulate_memory(
         graph, axes, crossing.stored, kinds, values, reads,
-        inside=crossing.inside, second_stacks=crossing.second_stacks, fills=crossing.fills, times=crossing.times,
+        inside=crossing.inside, second_stacks=crossing.second_stacks, fills=crossing.fills, times=times,
         split_scratch=split_scratch(graph, axes, reads, model.profile),
         images=crossing.images, over=crossing.over, waited=waited,
         platform=model.profile.kind, whole_sums=model.whole_sums,
