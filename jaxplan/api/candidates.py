@@ -152,6 +152,7 @@ class Pipeline:
         return build(
             self.traced.graph, self.model, rules=self.rules, output_pins=self.output_pins,
             limit_bytes=self.budget_bytes, max_strategies=self.options.max_strategies, crossing=self.crossing,
+            waited=self.waited,
         )  # fmt: skip
 
     def under(self, options: Options) -> Pipeline:

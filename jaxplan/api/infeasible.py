@@ -86,8 +86,9 @@ def _space(pipeline: Pipeline, axes: MeshAxes) -> Space:
         exposed=pipeline.model.exposed,
     )
     return build(
-        pipeline.traced.graph, model, limit_bytes=None, max_strategies=pipeline.options.max_strategies
-    )
+        pipeline.traced.graph, model, limit_bytes=None, max_strategies=pipeline.options.max_strategies,
+        waited=pipeline.waited,
+    )  # fmt: skip
 
 
 def _least_memory(

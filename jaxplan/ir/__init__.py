@@ -1,6 +1,7 @@
 """What is computed: a step, traced to a frozen Graph."""
 
 from .accumulate import SUMS as SUMS
+from .accumulate import Parts as Parts
 from .accumulate import accumulating_ops as accumulating_ops
 from .accumulate import turned_sums as turned_sums
 from .ends import start_shares as start_shares

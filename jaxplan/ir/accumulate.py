@@ -6,7 +6,7 @@ the loop; what lies between the products and the carry is linear, so that it may
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from .graph import Graph, Loop, Op
 
@@ -28,11 +28,12 @@ def accumulating_ops(graph: Graph) -> Parts:
     return _Accumulations(graph).found()
 
 
-def turned_sums(graph: Graph) -> Parts:
+def turned_sums(graph: Graph, waited: Collection[int] = ()) -> Parts:
     """Transpositions between a product and an addition to another sum: what two uses of one weight add to its gradient.
 
     Shardy adds the parts before it sums them where nothing but transpositions lies between, XLA for TPU after it (jax
-    0.10.2; of converted, scaled or reshaped ones each is summed by itself).
+    0.10.2; of converted, scaled or reshaped ones each is summed by itself).  Nor may anything on the way be
+    `waited` for: finished before a loop and read after it.
     """
     producers, uses = graph.producers(), graph.uses()
     returned = frozenset(graph.outputs)
@@ -40,7 +41,7 @@ def turned_sums(graph: Graph) -> Parts:
     def turned(value: int) -> list[int]:
         """The transpositions that lead to `value` from a product; none where anything else reads what they turn."""
         found: list[int] = []
-        while len(uses[value]) == 1 and value not in returned and producers[value] >= 0:
+        while len(uses[value]) == 1 and value not in returned and value not in waited and producers[value] >= 0:
             op = graph.ops[producers[value]]
             if op.primitive != "transpose":
                 return found if op.primitive in SUMS or makes_parts(op) else []

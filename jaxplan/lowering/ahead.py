@@ -35,12 +35,14 @@ class Waited(NamedTuple):
 
     Attributes:
       value: the jaxpr's variable; reads: who reads it after the loop.
+      made: the equation that makes it, by position, and the position among its results.
       dtype: the type that it is kept in meanwhile: the narrower one that it was converted from, if it was.
     """
 
     value: Any
     dtype: Any
     reads: tuple[Read, ...]
+    made: tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +77,8 @@ def waited_values(traced: Traced) -> dict[int, tuple[int, float]]:
 
     def walk(jaxpr: Any, frame: tuple[int, ...]) -> None:
         for position, ahead in ahead_of_loops(jaxpr).items():
-            for value, dtype, _ in ahead.values:
-                maker = next(i for i, eqn in enumerate(jaxpr.eqns) if value in eqn.outvars)
-                site = Site(frame, "result", maker, jaxpr.eqns[maker].outvars.index(value))
+            for value, dtype, _, made in ahead.values:
+                site = Site(frame, "result", *made)
                 if site in by_site and (*frame, position) in stops:
                     share = dtype_bytes(dtype) / dtype_bytes(value.aval.dtype)
                     found[by_site[site]] = (stops[*frame, position], share)
@@ -123,7 +124,7 @@ class _Order:
             own = [(self._maker(atom), position) for position, atom in enumerate(eqn.invars)]
             latest, tied = max(own, default=(-1, -1))
             values = [
-                Waited(value, self._narrowest(value), self._reads_after(value, loop))
+                Waited(value, self._narrowest(value), self._reads_after(value, loop), self._made(value))
                 for value in self._worth_finishing(loop, self._behind(loop))
             ]
             if values and latest >= 0:
@@ -135,6 +136,9 @@ class _Order:
     def _maker(self, atom: Any) -> int:
         """The position of the equation that makes it; -1 for what comes in and for constants."""
         return -1 if isinstance(atom, Literal) else self.made.get(atom, -1)
+
+    def _made(self, value: Any) -> tuple[int, int]:
+        return self.made[value], self.eqns[self.made[value]].outvars.index(value)
 
     def _behind(self, loop: int) -> set[int]:
         """The equations that a loop's operands are computed by."""

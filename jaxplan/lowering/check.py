@@ -34,6 +34,7 @@ from ..sharding import (
     reshard_steps,
     with_pins,
 )
+from .ahead import waited_values
 from .constrain import finished, pin_values
 from .jit import SCOPE, lower_flat
 from .listing import listing_of
@@ -42,6 +43,9 @@ from .repeats import Short, shortened
 
 _SCOPED = re.compile(rf"\b{SCOPE}(\d+)\b")
 _INSIDE = re.compile(rf"\b{SCOPE}_in(\d+)\b")
+
+Move = tuple[str, frozenset[str], int]
+"""A collective's kind, axes and bytes."""
 
 OTHERWISE = 2.0
 """Where the decision moves something, the partitioner may move so many times its bytes in another way."""
@@ -95,7 +99,7 @@ def check(
     """
     graph = traced.graph
     expected, moves = _communicating(graph, rules, axes, values, reads)
-    producers = graph.producers()
+    producers, waited = graph.producers(), waited_values(traced)
     short = None
     if shorten:
         listing = listing_of(traced.jaxpr, traced.consts)
@@ -120,8 +124,7 @@ def check(
                 collectives, differing = extended
             at_fault = _around(graph, {op for c, op in collectives if c.kind != "all_slice"})
             at_fault |= _cut_though_whole(graph, rules, differing)
-            undecided = {op for c, op in collectives if c.kind != "all_slice" and _move(c) not in moves}
-            at_fault |= _upstream(graph, rules, undecided)
+            at_fault |= _upstream(graph, rules, _undecided(collectives, moves))
             fresh = [v for v in differing if v in at_fault and graph.values[v].site not in pinned]
             unplanned = tuple(
                 (c, op)
@@ -138,7 +141,8 @@ def check(
             found += pin_values(graph, values, places, orders)
             pinned |= {site for _, site in places}
             there = [(producers[v], v) for v in fresh if short is None or short.keeps(producers[v])]
-            imported = None if entries else _with_pins(imported, graph, there, values, orders)
+            anew = entries or not waited.keys().isdisjoint(fresh)  # what waits is pinned behind its barrier too
+            imported = None if anew else _with_pins(imported, graph, there, values, orders)
         return Checked(
             constraints=found,
             collectives=tuple(collectives),
@@ -212,8 +216,11 @@ def _communicating(
     axes: MeshAxes,
     values: Mapping[int, np.ndarray],
     reads: Mapping[tuple[int, int], np.ndarray],
-) -> tuple[dict[int, float], set[tuple[str, frozenset[str], int]]]:
-    """The most bytes that the decision itself moves at an operation, and its moves: (kind, axes, bytes)."""
+) -> tuple[dict[int, float], dict[Move, list[tuple[int, int]]]]:
+    """The most bytes that the decision itself moves at an operation, and where it makes each move: (maker, reader).
+
+    What several read of one value in one way is moved once: the first of them stands for all.
+    """
     producers = graph.producers()
     found: dict[int, float] = {}
     whole = [v for v, row in values.items() if UNREDUCED in row.tolist()]
@@ -225,7 +232,8 @@ def _communicating(
             if read is not None and (read == halo.dim).any():
                 size = graph.values[graph.ops[index].operands[halo.operand]].bytes
                 found[index] = max(found.get(index, 0.0), size)
-    moves = set()
+    moves: dict[Move, list[tuple[int, int]]] = {}
+    moved: set[tuple[int, bytes]] = set()
     for (op, position), row in reads.items():
         value = graph.ops[op].operands[position]
         if value in values and values[value] is not row and not np.array_equal(values[value], row):
@@ -233,7 +241,11 @@ def _communicating(
             sent = max((step.bytes for step in steps if step.kind != "all_slice"), default=0.0)
             for end in (op, producers[value]):
                 found[end] = max(found.get(end, 0.0), sent)
-            moves |= {(step.kind, frozenset(step.axes), int(step.bytes)) for step in steps}
+            if (value, row.tobytes()) not in moved:
+                moved.add((value, row.tobytes()))
+                for step in steps:
+                    move = step.kind, frozenset(step.axes), int(step.bytes)
+                    moves.setdefault(move, []).append((producers[value], op))
     return found, moves
 
 
@@ -331,8 +343,25 @@ def _cut_though_whole(graph: Graph, rules: Sequence[Rule], found: Mapping[int, L
     return cut
 
 
-def _move(collective: Collective) -> tuple[str, frozenset[str], int]:
+def _move(collective: Collective) -> Move:
     return collective.kind, frozenset(collective.axes), collective.bytes
+
+
+def _undecided(
+    collectives: Sequence[tuple[Collective, int]], moves: Mapping[Move, Sequence[tuple[int, int]]]
+) -> set[int]:
+    """Operations with a collective that nobody decided: of its kind and size none, or more than were decided, and none
+    here (a copy that several read, or a sum of several, may be moved at another one of them)."""
+    found: dict[Move, list[int]] = {}
+    for collective, op in collectives:
+        if collective.kind != "all_slice":
+            found.setdefault(_move(collective), []).append(op)
+    return {
+        op
+        for move, ops in found.items()
+        for op in ops
+        if len(ops) > len(moves.get(move, ())) and all(op not in ends for ends in moves.get(move, ()))
+    }
 
 
 def _upstream(graph: Graph, rules: Sequence[Rule], ops: Collection[int]) -> set[int]:

@@ -83,10 +83,12 @@ class Replay:
     ) -> None:
         """Tie an operand of a loop to what is finished before it, see `ahead`; both are replaced in place.
 
-        What is read in one layout waits in that; what is read in several is left out.
+        What is read in one layout waits in that, else in the one that is pinned where it is made, and leaves the
+        barrier in it: propagation from its readers ends at the pin before.  What is read in several is left out.
         """
         kept: list[tuple[Any, Any]] = []
-        for value, dtype, reads in ahead.values:
+        layouts: list[Sequence[Any]] = []
+        for value, dtype, reads, made in ahead.values:
             array = env[value]
             pins = {self._pins.get(Site(frame, "operand", *read), ()) for read in reads}
             if isinstance(array, Held) or isinstance(operands[ahead.tied], Held) or len(pins) > 1:
@@ -96,10 +98,13 @@ class Replay:
                 for sharding in next(iter(pins), ()):
                     array = jax.lax.with_sharding_constraint(array, sharding)
                 kept.append((value, jax.lax.convert_element_type(array, dtype)))
+                layouts.append(next(iter(pins), ()) or self._pins.get(Site(frame, "result", *made), ()))
         if kept:
             finished_ones = [array for _, array in kept]
             operands[ahead.tied], *arrays = jax.lax.optimization_barrier((operands[ahead.tied], *finished_ones))
-            for (value, _), array in zip(kept, arrays, strict=True):
+            for (value, _), array, pinned in zip(kept, arrays, layouts, strict=True):
+                for sharding in pinned[-1:]:
+                    array = jax.lax.with_sharding_constraint(array, sharding)
                 env[value] = jax.lax.convert_element_type(array, value.aval.dtype)
 
     def run_short(self, short: Short, arguments: Sequence[Any]) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,10 @@ from ..ir import (
     needed_until,
     settled_values,
     start_shares,
-    turned_sums,
     written_over,
 )  # fmt: skip
 from ..sharding import UNREDUCED, Moves, Rule, Strategies, all_places, busiest, pieces, reachable, strategies
+from .parts import parts_taken
 from .problem import Edge, Node, StrategyProblem, Usage
 from .sharing import Sharing, tied_layouts
 from .space import Allowed, Passage, Port, Space, graph_rules
@@ -40,6 +40,7 @@ def build(
     max_strategies: int = 512,
     rules: tuple[Rule, ...] | None = None,
     crossing: Traffic | None = None,
+    waited: Collection[int] = (),
 ) -> Space:
     """The StrategyProblem of `graph` on `model`'s mesh.
 
@@ -47,12 +48,13 @@ def build(
       input_pins, output_pins: by position, which layouts a constraint leaves to an argument or result leaf.
       limit_bytes: memory of one device.
       rules: of every operation, where `graph_rules` has been asked already; crossing: what crosses memory, likewise.
+      waited: values that are finished before a loop (see `parts_taken`).
       max_strategies: of one operation; beyond it those with the least chance are not generated (see `busiest`), and the
         space is not `complete`. Operations of up to seven factors on three axes stay within the default.
     """
     rules = graph_rules(graph) if rules is None else rules
     crossing = crossing or traffic(graph, rules, model.profile.kind)
-    builder = _Builder(graph, model, rules, crossing, input_pins or {}, output_pins or {}, max_strategies)
+    builder = _Builder(graph, model, rules, crossing, input_pins or {}, output_pins or {}, max_strategies, waited)
     return builder.build(limit_bytes)
 
 
@@ -66,6 +68,7 @@ class _Builder:
         input_pins: Mapping[int, Allowed],
         output_pins: Mapping[int, Allowed],
         cap: int,
+        waited: Collection[int],
     ) -> None:
         self.graph, self.model, self.axes = graph, model, model.axes
         self.input_pins, self.output_pins, self.cap = input_pins, output_pins, cap
@@ -77,7 +80,7 @@ class _Builder:
         self.start_shares = start_shares(
             graph, [rule.matmul for rule in rules], [bool(rule.reduction) for rule in rules]
         )
-        self.accumulating, self.turned = accumulating_ops(graph), turned_sums(graph)
+        self.accumulating, self.parts = accumulating_ops(graph), parts_taken(graph, rules, waited)
         self.nodes: list[Node] = []
         self.edges: list[Edge] = []
         self.passages: list[Passage] = []
@@ -166,8 +169,7 @@ class _Builder:
                     self._read(op, position, port, tied=False, trips=op.trips)
             return
         options = self._strategies(op, rule)
-        costs = self._op_cost(op, rule, options)
-        node = self._node(costs, f"{op.primitive} at {op.source}")
+        node = self._node(self._op_cost(op, rule, options), f"{op.primitive} at {op.source}")
         self.node_op[node] = op.index
         self.node_strategies[node] = options
         trips = op.trips
@@ -187,10 +189,8 @@ class _Builder:
                 self._copy_inside(value)
 
     def _strategies(self, op: Op, rule: Rule) -> Strategies:
-        """With sums left pending through additions, what is turned before one, and all that a loop accumulates."""
-        pending = self.accumulating.get(op.index, self.turned.get(op.index, ()))
-        if op.primitive in SUMS and all(dims == rule.results[0] for dims in rule.operands):
-            pending = (0, 1)
+        """With sums left pending where the operation takes their parts."""
+        pending = self.parts.get(op.index, ())
         key = ("strategies", id(rule), pending)
         if key not in self._cache:
             options = strategies(rule, self.axes, pending=pending)

@@ -68,7 +68,7 @@ def planned(model: str, mesh: str, template: str | None) -> tuple[Sent, Sent]:
 
 _SLOW = [
     ("alexnet", "4x2", None), ("dlrm", "4x2", None), ("gnn", "4x2", None), ("gpt", "2x2x2", None),
-    ("gpt", "4x2", "fsdp"), ("lstm", "4x2", None), ("mamba", "4x2", None), ("moe", "4x2", None),
+    ("gpt", "4x2", "fsdp"), ("lstm", "4x2", None), ("moe", "4x2", None),
     ("moe", "4x2", "fsdp"), ("nmt", "4x2", None), ("t5", "4x2", None), ("unet", "4x2", None),
     ("vgg", "4x2", None), ("vit", "2x2x2", None), ("whisper", "4x2", None),
 ]  # fmt: skip
@@ -79,6 +79,7 @@ _SLOW = [
     [
         ("mlp", "4x2", None), ("mlp", "2x2x2", None), ("mlp", "4x2", "fsdp"), ("llama", "4x2", None),
         ("vit", "4x2", None),
+        ("mamba", "4x2", None),  # its head's gradient waits behind a loop until the embedding's is added to it
         *(pytest.param(*case, marks=pytest.mark.slow) for case in _SLOW),
     ],
 )  # fmt: skip

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxplan.ir import Site, trace
+from jaxplan.ir import Site, trace, turned_sums
 from jaxplan.lowering import planned_function
 from jaxplan.lowering.ahead import ahead_of_loops, waited_values
 from jaxplan.plans import Constraint
@@ -91,3 +91,19 @@ def test_the_graph_knows_what_waits_until_when_and_in_how_many_bytes() -> None:
     graph = traced.graph
     assert (graph.values[value].shape, graph.values[value].dtype) == ((WIDTH, 8 * WIDTH), "float32")
     assert stop == graph.loops[1].stop and share == 0.5
+
+
+def test_a_sum_that_is_waited_for_is_not_added_in_parts() -> None:
+    """A tied head's gradient, turned, waits behind the loop for the embedding's: the barrier ends its sum."""
+
+    def loss(table: Any, layers: Any, tokens: Any) -> Any:
+        x, _ = jax.lax.scan(lambda c, w: (jnp.tanh(c @ w), None), table[tokens], layers)
+        return (jnp.sin(x @ table.T) ** 2).sum()
+
+    shapes = ((8 * WIDTH, WIDTH), (3, WIDTH, WIDTH))
+    arguments: list[Any] = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    traced = trace(jax.grad(loss), [*arguments, jax.ShapeDtypeStruct((ROWS,), jnp.int32)], {})
+    waited = waited_values(traced)
+    turned = {traced.graph.ops[op].results[0] for op in turned_sums(traced.graph)}
+    assert not turned.isdisjoint(waited)
+    assert turned_sums(traced.graph, waited) == {}
