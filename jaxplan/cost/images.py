@@ -46,10 +46,10 @@ def image_lanes(graph: Graph, rules: Sequence[Rule]) -> Mapping[int, Lanes]:
 def _hand_on(graph: Graph, op: Op, found: dict[int, Lanes], fixed: set[int]) -> None:
     """Let what an operation reads and makes have one layout."""
     beside = [*op.operands, *op.results]
-    lanes = next((found[v] for v in beside if v in found), None)
+    rank = max((len(graph.values[v].shape) for v in op.results), default=-1)
+    lanes = next((found[v] for v in beside if v in found and len(graph.values[v].shape) == rank), None)
     if lanes is None:
         return
-    rank = max(len(graph.values[v].shape) for v in op.results)
     whole = op.primitive.startswith(_WINDOWS)
     shape = graph.values[op.results[0]].shape
     for value in beside:
