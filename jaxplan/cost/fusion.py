@@ -46,7 +46,6 @@ _REDUCTIONS = frozenset(
 )
 """Reductions: the root of a kernel, fused with what makes their operand."""
 
-
 _COMPUTED_AGAIN = 2.25
 """How many times its own bytes a value may be read from to be computed again: what is converted from f32 to bf16 with a
 little beside it is (the softmax inside the TPU compiler's attention products)."""
@@ -195,7 +194,7 @@ class _Kernels:
             closed = kind == "heavy" and not self._open(op)
             whole: list[int] = []
             if (closed and op.primitive != "dot_general") or op.primitive == "scan_slice":
-                whole += op.operands
+                whole += map(self._gathered_from, op.operands) if op.primitive == "gather" else op.operands
             if closed or kind == "reduction":
                 whole += op.results
             if op.primitive in ("scan_stack", "carry_init", "cond_join"):
@@ -204,6 +203,12 @@ class _Kernels:
             for value in whole:
                 stored[value] = True
         return [kept and not source for kept, source in zip(stored, self.source, strict=True)]
+
+    def _gathered_from(self, value: int) -> int:
+        """What a gather reads: XLA for TPU converts what was gathered (of f32 logits and tables, that come of bf16)."""
+        made = self.producers[value]
+        op = self.graph.ops[made] if self.platform == "tpu" and made >= 0 else None
+        return self._gathered_from(op.operands[0]) if op and op.primitive == "convert_element_type" else value
 
     def _find_leaves(self) -> set[int]:
         """From which stored values a kernel computes each value again; stores what it can't and a later level reads.

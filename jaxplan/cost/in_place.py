@@ -1,7 +1,9 @@
 """What a kernel may be written over: XLA gives the result of a fusion the buffer of an operand that it reads element by
 element, in the same shape, for the last time (HloDataflowAnalysis::CanShareOperandBufferWithUser).
 
-A gradient takes the place of the activation that its derivative is computed from.
+A gradient takes the place of the activation that its derivative is computed from, unless the same kernel sums it up for
+a bias: a kernel of several results was given a buffer for each (MLPs with and without biases compiled for v5e, jax
+0.10.2, libtpu 0.0.42.1).
 """
 
 from __future__ import annotations
@@ -16,9 +18,10 @@ def overwritable(flow: Flow, stored: Sequence[bool]) -> Mapping[int, tuple[int, 
     graph = flow.graph
     found: dict[int, tuple[int, ...]] = {}
     kept = {*graph.inputs, *graph.outputs, *graph.constants}
+    summed = _summed(flow, stored)
     for op in graph.ops:
         for value in op.results:
-            if stored[value] and flow.kinds[op.index] == "fused" and flow.rules[op.index].follows:
+            if stored[value] and not summed[value] and flow.kinds[op.index] == "fused" and flow.rules[op.index].follows:
                 tensor = graph.values[value]
                 near = {
                     other
@@ -27,6 +30,17 @@ def overwritable(flow: Flow, stored: Sequence[bool]) -> Mapping[int, tuple[int, 
                 }
                 if near:
                     found[value] = tuple(sorted(near))
+    return found
+
+
+def _summed(flow: Flow, stored: Sequence[bool]) -> list[bool]:
+    """For every value whether a reduction reads it, or what is made of it and not stored."""
+    found = [False] * len(flow.graph.values)
+    for op in reversed(flow.graph.ops):
+        kind = flow.kinds[op.index]
+        if kind == "reduction" or (kind == "fused" and any(found[v] and not stored[v] for v in op.results)):
+            for value in op.operands:
+                found[value] = True
     return found
 
 

@@ -98,3 +98,18 @@ def test_pixels_do_not_lie_in_lanes() -> None:
     whole = np.full((1, 1), -1, np.int8)
     size = device_bytes(images[0], whole, (("data", 1),), "tpu", (0, 3))
     assert size == 2 * 8 * 224 * 224 * 64 * 4 > device_bytes(images[0], whole, (("data", 1),), "tpu")
+
+
+def test_what_is_gathered_is_converted_afterwards() -> None:
+    """Of logits in bf16, gathered from by a loss in f32, those in bf16 are kept: FlaxGPT2 compiled for eight v5e."""
+
+    def loss(weight: Any, x: Any, labels: Any) -> Any:
+        logits = (x @ weight).astype(jnp.float32)
+        picked = jnp.take_along_axis(logits, labels[:, None], axis=1)
+        return jnp.mean(jax.nn.logsumexp(logits, axis=1) - picked[:, 0])
+
+    half = jnp.bfloat16
+    args = jax.ShapeDtypeStruct((64, 512), half), jax.ShapeDtypeStruct((256, 64), half), jnp.zeros(256, jnp.int32)
+    graph = trace(loss, args, {}).graph
+    stored = traffic(graph, graph_rules(graph), "tpu").stored
+    assert {v.dtype for v in graph.values if stored[v.index] and v.shape == (256, 512)} == {"bfloat16"}
