@@ -19,7 +19,7 @@ from ..sharding import Rule
 from .fills import Fill, fills
 from .images import Lanes, image_lanes
 from .in_place import overwritable
-from .masks import is_hash, is_mask
+from .masks import DEAR, is_hash, is_mask
 from .residency import (
     Flow,
     SecondStack,
@@ -260,7 +260,7 @@ class _Kernels:
     def _from_operands(self, op: Op, value: int) -> Mapping[int, float] | None:
         if op.primitive == "scan_slice":
             return {value: self.graph.values[value].bytes}
-        if self.kinds[op.index] != "fused":
+        if self.kinds[op.index] != "fused" or (self.platform == "gpu" and op.primitive in DEAR):
             return None
         leaves: dict[int, float] = {}
         for operand in op.operands:

@@ -22,7 +22,7 @@ WORTH_TELLING = 0.01
 FLOPS_TOLERANCE = 0.05
 """Compilers drop products with a dimension of one, and split or merge some others."""
 MEMORY_TOLERANCE = 0.06
-"""No plan of the suite was compiled to a peak more than 5.4 % over what it promised (`experiments/quality`)."""
+"""Plans of the suite are compiled to peaks at most 5 % over what they promise (`experiments/quality`, its README)."""
 HOST_MEMORY_TOLERANCE = 1.0
 """XLA for CPU fuses less than the memory model takes it to: what stays between kernels lies in memory twice as long."""
 SMALL_BYTES = 8 * 2**20

@@ -1,4 +1,4 @@
-"""Which buffers XLA for TPU assigns: nets of relus and dropouts compiled for one v5e, against what is predicted."""
+"""Which buffers XLA assigns: nets of relus, dropouts and gelus as they were compiled, against what is predicted."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh
 import jaxplan
 from jaxplan.cost import traffic
 from jaxplan.cost.images import image_lanes
+from jaxplan.cost.masks import DEAR
 from jaxplan.cost.tiles import device_bytes
 from jaxplan.ir import Value, trace
 from jaxplan.search import graph_rules
@@ -113,3 +114,17 @@ def test_what_is_gathered_is_converted_afterwards() -> None:
     graph = trace(loss, args, {}).graph
     stored = traffic(graph, graph_rules(graph), "tpu").stored
     assert {v.dtype for v in graph.values if stored[v.index] and v.shape == (256, 512)} == {"bfloat16"}
+
+
+@pytest.mark.parametrize("approximate", [True, False])
+def test_a_gelus_tanh_or_error_function_is_kept_on_gpu(approximate: bool) -> None:
+    """Beside the layer's argument and the result, as compiled for H100; on TPU it is computed again."""
+
+    def gelu(x: Any, weight: Any, key: Any) -> Any:
+        return jax.nn.gelu(x @ weight, approximate=approximate)
+
+    kept = {
+        platform: {v.name for v in stored_values(gelu, f32(1024, 1024), f32(4096, 1024), platform)}
+        for platform in ("gpu", "tpu")
+    }
+    assert kept["gpu"] & DEAR and not kept["tpu"] & DEAR
