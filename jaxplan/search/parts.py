@@ -14,11 +14,13 @@ def parts_taken(graph: Graph, rules: Sequence[Rule], waited: Collection[int]) ->
 
     Args:
       waited: values that are finished before a loop and read after it. The barrier that they pass is there to end what
-        makes them, their sum included: neither Shardy nor XLA adds across it.
+        makes them, their sum included: neither Shardy nor XLA adds across it.  (What a loop accumulates is held in
+        parts by layouts that are written down, through barriers too.)
     """
+    accumulating = accumulating_ops(graph)
     sums = {
-        op.index: tuple(p for p in (0, 1) if op.operands[p] not in waited)
+        op.index: tuple(p for p in (0, 1) if op.index in accumulating or op.operands[p] not in waited)
         for op, rule in zip(graph.ops, rules, strict=True)
         if op.primitive in SUMS and all(dims == rule.results[0] for dims in rule.operands)
     }
-    return turned_sums(graph, waited) | accumulating_ops(graph) | sums
+    return turned_sums(graph, waited) | accumulating | sums
