@@ -341,7 +341,8 @@ class Pipeline:
         checked = check(
             self.traced, self.rules, orders, axes, self._lowering_mesh(), inputs, outputs, decision.values,
             planned_constraints(graph, decision.values, decision.reads, decision.copies, orders),
-            reads=decision.reads, platform=self.target.platform, while_trips=self.options.while_trips,
+            reads=decision.reads, waited=self.waited, platform=self.target.platform,
+            while_trips=self.options.while_trips,
         )  # fmt: skip
         sent_s = collective_prices(graph, self.rules, self.model, checked.collectives)
         return Candidate(

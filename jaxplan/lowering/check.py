@@ -34,7 +34,6 @@ from ..sharding import (
     reshard_steps,
     with_pins,
 )
-from .ahead import waited_values
 from .constrain import finished, pin_values
 from .jit import SCOPE, lower_flat
 from .listing import listing_of
@@ -85,6 +84,7 @@ def check(
     constraints: tuple[Constraint, ...],
     *,
     reads: Mapping[tuple[int, int], np.ndarray],
+    waited: Collection[int],
     platform: str,
     while_trips: float = 16.0,
     max_rounds: int = 6,
@@ -95,11 +95,12 @@ def check(
     Args:
       mesh: an AbstractMesh with Auto axes.
       values, reads: the decided layout row of every value, and of every operand as it is read.
+      waited: values that are finished before a loop, see `waited_values`.
       shorten: ask about some of many equal blocks, see `repeats`.
     """
     graph = traced.graph
     expected, moves = _communicating(graph, rules, axes, values, reads)
-    producers, waited = graph.producers(), waited_values(traced)
+    producers = graph.producers()
     short = None
     if shorten:
         listing = listing_of(traced.jaxpr, traced.consts)
@@ -141,7 +142,7 @@ def check(
             found += pin_values(graph, values, places, orders)
             pinned |= {site for _, site in places}
             there = [(producers[v], v) for v in fresh if short is None or short.keeps(producers[v])]
-            anew = entries or not waited.keys().isdisjoint(fresh)  # what waits is pinned behind its barrier too
+            anew = entries or any(v in waited for v in fresh)  # what waits is pinned behind its barrier too
             imported = None if anew else _with_pins(imported, graph, there, values, orders)
         return Checked(
             constraints=found,

@@ -80,7 +80,8 @@ class _Builder:
         self.start_shares = start_shares(
             graph, [rule.matmul for rule in rules], [bool(rule.reduction) for rule in rules]
         )
-        self.accumulating, self.parts = accumulating_ops(graph), parts_taken(graph, rules, waited)
+        self.accumulating = accumulating_ops(graph)
+        self.parts = parts_taken(graph, rules, self.accumulating, waited)
         self.nodes: list[Node] = []
         self.edges: list[Edge] = []
         self.passages: list[Passage] = []

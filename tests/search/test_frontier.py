@@ -223,14 +223,24 @@ def test_a_node_of_hundreds_of_neighbours_is_no_matter() -> None:
     assert final.points.seconds.tolist() == [1.0]
 
 
+def all_joined(strategies: int, most_bytes: int, seed: int) -> StrategyProblem:
+    """Six nodes with an edge between any two, all alive at once."""
+    rng = np.random.default_rng(seed)
+    count = 6
+    return StrategyProblem(
+        nodes=tuple(Node(name=f"n{i}", costs_s=rng.random(strategies)) for i in range(count)),
+        edges=tuple(
+            Edge(tail=i, head=j, costs_s=rng.random((strategies, strategies))) for i in range(count) for j in range(i)
+        ),
+        usages=tuple(
+            Usage(node=i, start=0, stop=2, bytes=rng.integers(0, most_bytes, strategies)) for i in range(count)
+        ),
+    )
+
+
 def test_a_walk_goes_where_whole_tables_would_be_too_wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frontier_elimination, "MOST_ENTRIES", 10)
-    rng = np.random.default_rng(1)
-    dense = StrategyProblem(
-        nodes=tuple(Node(name=f"n{i}", costs_s=rng.random(5)) for i in range(6)),
-        edges=tuple(Edge(tail=i, head=j, costs_s=rng.random((5, 5))) for i in range(6) for j in range(i)),
-        usages=tuple(Usage(node=i, start=0, stop=2, bytes=rng.integers(0, 999, 5)) for i in range(6)),
-    )
+    dense = all_joined(strategies=5, most_bytes=999, seed=1)
     with pytest.raises(TooWide):
         trace_frontier(dense)
     seconds, peaks = enumerated(dense)
@@ -365,12 +375,7 @@ def test_a_graph_that_is_too_dense_is_refused_before_its_table_is_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(frontier_elimination, "MOST_ENTRIES", 10)
-    rng = np.random.default_rng(0)
-    dense = StrategyProblem(
-        nodes=tuple(Node(name=f"n{i}", costs_s=rng.random(4)) for i in range(6)),
-        edges=tuple(Edge(tail=i, head=j, costs_s=rng.random((4, 4))) for i in range(6) for j in range(i)),
-        usages=tuple(Usage(node=i, start=0, stop=2, bytes=rng.integers(0, 99, 4)) for i in range(6)),
-    )
+    dense = all_joined(strategies=4, most_bytes=99, seed=0)
     with pytest.raises(TooWide, match=r"frontier tables over \d nodes together would have"):
         trace_frontier(dense)
 
