@@ -234,8 +234,8 @@ def _numbered(listing: Listing, runs: Sequence[_Run]) -> list[_Run]:
     if not runs:
         return []
     # once to find where blocks begin, once with blocks that begin there
-    runs, _ = _numbers(runs, _links(listing, runs))
-    runs, of_block = _numbers(runs, _links(listing, runs))
+    runs, _ = _numbers(listing, runs)
+    runs, of_block = _numbers(listing, runs)
     grouped = [_grouped(run, of_block[r]) for r, run in enumerate(runs) if r in of_block]
     return [run for run in grouped if run.numbers]
 
@@ -257,8 +257,9 @@ def _links(listing: Listing, runs: Sequence[_Run]) -> _Links:
     return links
 
 
-def _numbers(runs: Sequence[_Run], links: _Links) -> tuple[list[_Run], dict[int, list[int]]]:
+def _numbers(listing: Listing, runs: Sequence[_Run]) -> tuple[list[_Run], dict[int, list[int]]]:
     """The runs with their blocks begun where layers change; for those that hang together each block's number."""
+    links = _links(listing, runs)
     of_block: dict[int, list[int]] = {0: list(range(len(runs[0].numbers)))}
     in_phase, todo = list(runs), [0]
     while todo:
@@ -274,24 +275,45 @@ def _numbers(runs: Sequence[_Run], links: _Links) -> tuple[list[_Run], dict[int,
                     if numbers[block] < 0:
                         numbers[block] = of_block[known][other]
                     at.setdefault(block * run.period + key[0], of_block[known][other])
-            of_block[r], in_phase[r] = numbers, _in_phase(run, at)
+            of_block[r], in_phase[r] = numbers, _in_phase(listing, run, at)
             todo.append(r)
     return in_phase, of_block
 
 
-def _in_phase(run: _Run, numbers: Mapping[int, int]) -> _Run:
+def _in_phase(listing: Listing, run: _Run, numbers: Mapping[int, int]) -> _Run:
     """`run` begun where the layers change: where their numbers, known at some equations, don't go on evenly.
 
-    Names are sorted as text, layer 10 after layer 1: a block that begins amid layer 1 would be part 1, part 10.
+    Names are sorted as text, layer 10 after layer 1: a block that begins amid layer 1 would be part 1, part 10.  Of the
+    equations between the last known of one layer and the first known of the next, a layer begins with the one before
+    which the least is at hand for those that follow: with what is made for itself, not amid that.
     """
     steps: dict[int, set[int]] = defaultdict(set)
+    before_it: dict[int, int] = {}
     for before, after in itertools.pairwise(sorted(numbers)):
         steps[after % run.period].add(numbers[after] - numbers[before])
+        before_it[after % run.period] = min(after - before, before_it.get(after % run.period, run.period))
     uneven = [position for position, found in steps.items() if len(found) > 1]
     if run.period == 1 or len(uneven) != 1:
         return run
-    start = run.start + uneven[0]
+    crossed = _crossed(listing, run)
+    last, reach = uneven[0], before_it[uneven[0]]
+    begin = min(
+        range(last, last - reach, -1), key=lambda position: (crossed[position % run.period], last - position)
+    )
+    start = run.start + begin % run.period
     return replace(run, start=start, numbers=(-1,) * ((run.stop - start) // run.period))
+
+
+def _crossed(listing: Listing, run: _Run) -> list[int]:
+    """By position in a block: how many values are made before it and read from it on, over the whole run."""
+    size = len(run.numbers) * run.period
+    made = {v: e for e in range(size) for v in listing.equations[run.start + e].results}
+    read = {made[v]: e for e in range(size) for v in listing.equations[run.start + e].operands if v in made}
+    change = np.zeros(size + 1, np.int64)
+    for maker, reader in read.items():
+        change[maker + 1] += 1
+        change[reader + 1] -= 1
+    return list(np.cumsum(change[:size]).reshape(-1, run.period).sum(axis=0))
 
 
 def _grouped(run: _Run, numbers: Sequence[int]) -> _Run:

@@ -20,7 +20,7 @@ from jaxplan.api import candidates
 from jaxplan.lowering import check as check_once
 from jaxplan.lowering.check import Checked
 from jaxplan.lowering.listing import listing_of
-from jaxplan.lowering.repeats import Short, _grouped, _Run
+from jaxplan.lowering.repeats import Short, _grouped, _in_phase, _Run
 
 # its front door hides the module behind the function of the same name
 CHECK = importlib.import_module("jaxplan.lowering.check")
@@ -193,6 +193,24 @@ def test_layers_in_the_order_of_their_names_as_text(
     assert agreed and all(agreed)
     (again,) = checks
     assert said(again()) == said(again(shorten=False))
+
+
+def test_a_layer_begins_with_what_is_made_for_it_alone() -> None:
+    """Layers are known by what they divide, the last of four equations a leaf: the others are of the same layer."""
+    names = [0, 1, 10, 11, 12, 2, 3]
+    leaves = [name for name in names for _ in range(2)]
+
+    def step(scaled: Any, squares: Any) -> Any:
+        return [s / (jnp.sqrt(v + 1e-9) + 1e-8) for s, v in zip(scaled, squares, strict=True)]
+
+    closed = jax.make_jaxpr(step)(*[[jnp.ones(4)] * len(leaves)] * 2)
+    listing = listing_of(closed.jaxpr, closed.consts)
+    assert len(listing.equations) == 4 * len(leaves)
+    known = {4 * i + 3: name for i, name in enumerate(leaves)}
+    # a block that begins with the second leaf of layer 0
+    run = _Run(start=4, period=8, stop=8 * len(names), numbers=(-1,) * (len(names) - 1))
+    known = {e - run.start: name for e, name in known.items() if e >= run.start}
+    assert _in_phase(listing, run, known).start == 8
 
 
 def test_a_layer_that_is_nothing_to_the_others_stays_in_its_run_unless_at_an_end() -> None:
