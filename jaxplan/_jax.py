@@ -145,6 +145,11 @@ def module_text(module: Any) -> str:
     return str(module.operation.get_asm(enable_debug_info=True))
 
 
+# Run on jax 0.10.2: the type of a location that is a name, with `name_str`; where the bindings have no such type no
+# location is of it.
+NameLocation: Any = getattr(ir, "NameLoc", ())
+
+
 def names_alone() -> contextlib.AbstractContextManager[None]:
     """Lower without source lines: locations hold the names of `jax.named_scope` and nothing else, which is faster.
 
@@ -156,11 +161,17 @@ def names_alone() -> contextlib.AbstractContextManager[None]:
 def run_passes(module: Any, passes: Sequence[str]) -> None:
     """Run MLIR passes on `module` in place, each once, in order; a pass on functions says `func.func(...)`.
 
+    The module is verified as it comes, not again after each pass: Shardy's propagation alone is thirty of them, and two
+    thirds of its time would be spent on verifying what it made.
+
     Raises:
-      The bindings' own `MLIRError` where a pass refuses the module.
+      The bindings' own `MLIRError` where the module is none, or a pass refuses it.
     """
+    module.operation.verify()
     with module.context:
-        _passmanager.PassManager.parse(f"builtin.module({','.join(passes)})").run(module.operation)
+        manager = _passmanager.PassManager.parse(f"builtin.module({','.join(passes)})")
+        manager.enable_verifier(False)
+        manager.run(module.operation)
 
 
 @contextlib.contextmanager

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 
 from .mlir import Dims, Visit
 
@@ -38,14 +37,14 @@ def without_repeats(visits: Sequence[Visit]) -> list[Visit]:
     renamed: dict[int, int] = {}
     kept = []
     for visit in visits:
-        operands = tuple(renamed.get(number, number) for number in visit.operands)
+        visit = _reading(visit, renamed)
         if visit.op.name in _RESHARDS:
-            key = (visit.frame, visit.op.name, operands[0], visit.layouts[0])
+            key = (visit.frame, visit.op.name, visit.operands[0], visit.layouts[0])
             if key in first:
                 renamed[visit.results[0]] = first[key]
                 continue
             first[key] = visit.results[0]
-        kept.append(replace(visit, operands=operands))
+        kept.append(visit)
     return kept
 
 
@@ -55,14 +54,25 @@ def without_zeros(visits: Sequence[Visit]) -> list[Visit]:
     renamed: dict[int, int] = {}
     kept = []
     for visit in visits:
-        operands = tuple(renamed.get(number, number) for number in visit.operands)
-        if "constant" in visit.op.name and _ZERO.match(str(visit.op.attributes["value"])):
+        visit = _reading(visit, renamed)
+        if (
+            visit.layouts == ((),)
+            and "constant" in visit.op.name
+            and _ZERO.match(str(visit.op.attributes["value"]))
+        ):
             zeros.add(visit.results[0])
-        if visit.op.name == "stablehlo.add" and not zeros.isdisjoint(operands):
-            renamed[visit.results[0]] = operands[operands[0] in zeros]
+        if visit.op.name == "stablehlo.add" and not zeros.isdisjoint(visit.operands):
+            renamed[visit.results[0]] = visit.operands[visit.operands[0] in zeros]
             continue
-        kept.append(replace(visit, operands=operands))
+        kept.append(visit)
     return kept
+
+
+def _reading(visit: Visit, renamed: Mapping[int, int]) -> Visit:
+    """`visit` with the operands that stand in the place of its own."""
+    if renamed.keys().isdisjoint(visit.operands):
+        return visit
+    return visit._replace(operands=tuple([renamed.get(number, number) for number in visit.operands]))
 
 
 def reassociated(visits: Sequence[Visit]) -> list[Visit]:
@@ -88,7 +98,7 @@ def reassociated(visits: Sequence[Visit]) -> list[Visit]:
                 dropped.update(v.results[0] for v in (*left, *right))
                 after = _chain(right, visit)
                 made[visit.results[0]] = after
-                kept += [replace(visit, results=after[0].operands), *after]
+                kept += [visit._replace(results=after[0].operands), *after]
                 continue
         kept.append(visit)
     return [visit for visit in kept if not dropped.intersection(visit.results)]
@@ -103,6 +113,6 @@ def _chain(steps: Sequence[Visit], total: Visit) -> tuple[Visit, ...]:
     """`steps` again, applied to the unreduced sum; the last makes the value that `total` made."""
     numbers = [-total.results[0] * 4 - i for i in range(len(steps))] + [total.results[0]]
     return tuple(
-        replace(step, operands=(number,), results=(following,))
+        step._replace(operands=(number,), results=(following,))
         for step, number, following in zip(steps, numbers[:-1], numbers[1:], strict=True)
     )

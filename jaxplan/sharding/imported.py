@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .._jax import ir, run_passes
+from .._jax import NameLocation, ir, run_passes
 
 _NAMED = re.compile(r'loc\((?:fused(?:<[^>]*>)?\[)?"((?:[^"\\]|\\.)*)"(?!:\d)')
 _LEGALISED = frozenset(
@@ -58,6 +58,8 @@ def as_xla_imports(module: Any) -> None:
 
 def scope_of(location: Any) -> str:
     """The name stack in an MLIR location (`"jit(f)/jp7/dot_general"`), `""` when it names only a file."""
+    if isinstance(location, NameLocation):
+        return str(location.name_str)
     named = _NAMED.match(str(location))
     return named.group(1) if named else ""
 

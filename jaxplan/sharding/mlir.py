@@ -10,8 +10,7 @@ import functools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._jax import ir
 from .imported import scope_of
@@ -29,9 +28,8 @@ _BITS = re.compile(r"\d+")
 _SMALL_FLOAT = re.compile(r"f(\d+)(E\w+)")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Visit:
-    """One executed operation.
+class Visit(NamedTuple):
+    """One executed operation; a tuple, since they are made by the ten thousand.
 
     Attributes:
       op: the MLIR operation.
@@ -145,17 +143,6 @@ def _layouts_of(function: Any, attribute: str, types: Sequence[Any]) -> tuple[Di
     return tuple(found)
 
 
-def _result_layouts(op: Any) -> tuple[Dims, ...]:
-    whole: tuple[Dims, ...] = tuple(((),) * len(shape_of(result)[0]) for result in op.results)
-    for name in ("sdy.sharding", "out_sharding", "out_shardings", "sharding"):
-        if name in op.attributes:
-            found = layouts_in(str(op.attributes[name]))
-            if len(found) == len(op.results):
-                # What one device alone makes, as a host callback does, is written without dimensions.
-                return tuple(f if len(f) == len(w) else w for f, w in zip(found, whole, strict=True))
-    return whole
-
-
 def _constant(value: Any) -> int | None:
     owner = value.owner
     if isinstance(owner, ir.Block) or owner.name not in ("sdy.constant", "stablehlo.constant"):
@@ -199,6 +186,9 @@ class Walk:
         self._main = next(op.operation for op in module.body.operations if op.operation.name == "func.func")
         self._while_trips = while_trips
         self._count = 0
+        # attributes and types are one object to the bindings wherever they are equal
+        self._written: dict[Any, tuple[Dims, ...]] = {}
+        self._whole: dict[Any, Dims] = {}
         self.warnings: list[str] = []
 
     def visits(self) -> Iterator[Visit]:
@@ -223,23 +213,45 @@ class Walk:
             op = view.operation
             name = op.name
             inner = scope_of(op.location) or scope
-            operands = tuple(env[value] for value in op.operands)
-            layouts = _result_layouts(op)
-            results = tuple(self._number() for _ in op.results)
+            operands = [env[value] for value in op.operands]
+            layouts = self._layouts(op, name)
+            results = tuple(range(self._count + 1, self._count + 1 + len(layouts)))
+            self._count += len(layouts)
             visit = Visit(
                 op=op,
                 scope=inner,
                 trips=trips,
                 frame=frame,
-                operands=tuple(number for number, _ in operands),
+                operands=tuple([number for number, _ in operands]),
                 results=results,
-                operand_layouts=tuple(layout for _, layout in operands),
+                operand_layouts=tuple([layout for _, layout in operands]),
                 layouts=layouts,
             )
             yield visit
             if name in _REGIONS:
                 yield from self._regions(visit, env)
             env.update(zip(op.results, zip(results, layouts, strict=True), strict=True))
+
+    def _layouts(self, op: Any, name: str) -> tuple[Dims, ...]:
+        """The shardings of an operation's results."""
+        attributes = op.attributes
+        whole = tuple([self._replicated(result.type) for result in op.results])
+        for key in _OWN_SHARDINGS if name.startswith("sdy.") else _SHARDINGS:
+            if key in attributes:
+                written = attributes[key]
+                if written not in self._written:
+                    self._written[written] = layouts_in(str(written))
+                found = self._written[written]
+                if len(found) == len(whole):
+                    # What one device alone makes, as a host callback does, is written without dimensions.
+                    return tuple([f if len(f) == len(w) else w for f, w in zip(found, whole, strict=True)])
+        return whole
+
+    def _replicated(self, kind: Any) -> Dims:
+        """The layout of a value of a type that no axis cuts."""
+        if kind not in self._whole:
+            self._whole[kind] = ((),) * len(kind.shape) if isinstance(kind, ir.RankedTensorType) else ()
+        return self._whole[kind]
 
     def _regions(self, visit: Visit, env: Mapping[Any, tuple[int, Dims]]) -> Iterator[Visit]:
         op, trips = visit.op, visit.trips
@@ -261,6 +273,10 @@ class Walk:
                 f"the trip count of the loop `{visit.scope}` is not a constant: {self._while_trips:g} is assumed"
             )
 
+
+_SHARDINGS = ("sdy.sharding",)
+_OWN_SHARDINGS = ("sdy.sharding", "out_sharding", "out_shardings", "sharding")
+"""Attributes that say how results lie: of any operation, and of Shardy's own."""
 
 MOVING = frozenset(
     f"{dialect}.{kind}"

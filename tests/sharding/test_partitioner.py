@@ -12,7 +12,9 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxplan._jax import ir, parse_module, run_passes
 from jaxplan.lowering.hlo import compiled_collectives
+from jaxplan.sharding.imported import scope_of
 from jaxplan.sharding.partitioner import Collective, partition, shardy_rules
 from tests.sharding.programs import (
     AXES,
@@ -311,3 +313,25 @@ def test_what_one_device_makes_for_all_is_whole(mesh_4x2: Mesh) -> None:
     assert found
     for entry in found:
         assert [len(dims) for dims in entry.layouts] == [len(s) for s in entry.shapes]
+
+
+def test_a_name_is_read_as_it_was_written() -> None:
+    module = parse_module("module {}")
+    with module.context:
+        for name in ('jit(f)/a "quoted" name', "back\\slash", "plain/dot_general"):
+            assert scope_of(ir.Location.name(name)) == name
+        assert scope_of(ir.Location.file("step.py", 3, 1)) == ""
+
+
+def test_what_is_no_valid_program_is_refused_before_any_pass() -> None:
+    module = parse_module("func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> { return %x : tensor<4xf32> }")
+    block = module.body.operations[0].regions[0].blocks[0]
+    with module.context, ir.Location.unknown():
+        ir.Operation.create(
+            "stablehlo.add",
+            results=[ir.RankedTensorType.get([8], ir.F32Type.get())],
+            operands=[block.arguments[0]] * 2,
+            ip=ir.InsertionPoint.at_block_begin(block),
+        )
+    with pytest.raises(Exception, match=r"stablehlo\.add"):
+        run_passes(module, ["symbol-dce"])
