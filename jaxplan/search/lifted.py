@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -44,35 +43,17 @@ SECOND_DECAY = 0.8
 FORBIDDEN = 2.0
 
 
-@dataclass(frozen=True, eq=False)
-class _Visit:
-    """What a colour does when it is visited on the way there, or back, all links at once.
-
-    Attributes:
-      matrix: of the links that it collects from, one below the other, [their strategies, mine]; `first`, where each
-        begins; `theirs`, where their shifts are, a number a row.
-      collects: [links, strategies], the own shifts of these links; `edges`: [kinds, links] of them.
-      gives: the own shifts of those that it passes on to; `ahead`: [kinds, 1] edges of these.
-      share: of what can be spared, to each of the latter.
-    """
-
-    matrix: Floats
-    first: Ints
-    theirs: Ints
-    collects: Floats
-    edges: Floats
-    gives: Floats
-    ahead: Floats
-    share: float
-
-
 class LiftedAscent:
-    """The shifted costs: `node[c][k]` of kind k of colour c; of a link, `matrix + tail[:, None] + head`.
+    """The shifted costs of every kind of every colour, and of a link `matrix + tail[:, None] + head`.
 
     `prices_s` are seconds a byte alive at a time step: a memory row relaxed into the objective (Lagrange).
     """
 
     def __init__(self, quotient: Quotient, prices_s: Mapping[int, float] | None = None) -> None:
+        # compiled code, and what compiles it, are loaded by those who need them
+        from . import lifted_messages
+
+        self._kernels = lifted_messages
         limit_bytes = quotient.problem.limit_bytes or 0
         self._refund_s = math.fsum(price * limit_bytes for price in (prices_s or {}).values())
         self.order = sorted(quotient.alive(), key=lambda colour: int(quotient.members[colour][0]))
@@ -82,16 +63,8 @@ class LiftedAscent:
         for link in links:
             if id(link.matrix) not in priced:
                 priced[id(link.matrix)] = np.where(np.isfinite(link.matrix), link.matrix, forbidden_s)
-        # The shifts of all links, tail and head, those of one colour together.
-        self._shifts = np.zeros(sum(sum(link.matrix.shape) for link in links))
-        self._links: list[tuple[int, Floats, Floats, Floats]] = []
-        self.node: dict[int, Floats] = {}
-        self.count: dict[int, Ints] = {}
-        self._weights: dict[int, Floats] = {}
-        self._visits: dict[tuple[int, bool], _Visit] = {}
-        self._lay_out(
-            quotient, links, [priced[id(link.matrix)] for link in links], _alive_s(quotient, prices_s or {})
-        )
+        matrices = [priced[id(link.matrix)] for link in links]
+        self._lay_out(quotient, links, matrices, _alive_s(quotient, prices_s or {}))
 
     def _lay_out(
         self, quotient: Quotient, links: list[Link], matrices: list[Floats], extra_s: Mapping[int, Floats]
@@ -102,98 +75,148 @@ class LiftedAscent:
             tail, head = rank[link.tail], rank[link.head]
             touching[link.tail].append((tail <= head, number, True))
             touching[link.head].append((head < tail, number, False))
+        # The shifts of all links, tail and head, those of one colour together.
         at: dict[tuple[int, bool], int] = {}
         end = 0
         for colour in self.order:
             touching[colour].sort(key=lambda side: side[0])
             for _, number, at_tail in touching[colour]:
                 at[number, at_tail], end = end, end + quotient.cost(colour).size
-        self._links = [
-            (
-                link.tails.size, matrix, self._shifts[at[i, True] :][: matrix.shape[0]],
-                self._shifts[at[i, False] :][: matrix.shape[1]],
-            )
-            for i, (link, matrix) in enumerate(zip(links, matrices, strict=True))
-        ]  # fmt: skip
-        turned = {id(matrix): np.ascontiguousarray(matrix.T) for matrix in matrices}
-        stacked: dict[tuple[int, ...], Floats] = {}
+        pool, table = _Pool(), _Table()
+        count: list[Ints] = []
         for colour in self.order:
-            members = quotient.members[colour]
-            table = np.zeros((members.size, len(touching[colour]) + 1))
-            for column, (_, number, at_tail) in enumerate(touching[colour]):
-                mine = links[number].tails if at_tail else links[number].heads
-                table[:, column] = np.bincount(np.searchsorted(members, mine), minlength=members.size)
-            extra = extra_s.get(colour)
-            if extra is not None:
-                table[:, -1] = np.unique(extra, axis=0, return_inverse=True)[1].reshape(-1)
-            kinds, first, count = np.unique(table, axis=0, return_index=True, return_counts=True)
-            self.count[colour] = count
-            self._weights[colour] = count / count.sum()
-            self.node[colour] = np.repeat(quotient.cost(colour)[None, :], count.size, axis=0)
-            if extra is not None:
-                self.node[colour] += extra[first]
+            sides, cost = touching[colour], quotient.cost(colour)
+            kinds, first, numbers = _kinds(quotient.members[colour], links, sides, extra_s.get(colour))
+            count.append(numbers)
+            shifted = np.repeat(cost[None, :], numbers.size, axis=0)
+            if colour in extra_s:
+                shifted += extra_s[colour][first]
+            table.colour(shifted, numbers)
             # What is earlier comes first: each way collects from one stretch of sides and gives to the other.
-            size, split = quotient.cost(colour).size, sum(not later for later, _, _ in touching[colour])
-            begin = at[touching[colour][0][1:]] if touching[colour] else 0
-            own = self._shifts[begin : begin + size * len(touching[colour])].reshape(-1, size)
-            counts = kinds[:, :-1]
+            split = sum(not later for later, _, _ in sides)
+            begin = at[sides[0][1:]] if sides else 0
             for back in (False, True):
                 here, there = (
                     (slice(split, None), slice(split)) if back else (slice(split), slice(split, None))
                 )
-                sides = touching[colour][here]
-                parts = [turned[id(matrices[n])] if at_tail else matrices[n] for _, n, at_tail in sides]
-                key = tuple(map(id, parts))
-                if key not in stacked:
-                    stacked[key] = np.concatenate([np.zeros((0, size)), *parts])
-                sizes = np.array([part.shape[0] for part in parts], dtype=np.int64)
-                begins = [
-                    np.arange(part.shape[0]) + at[n, not t]
-                    for (_, n, t), part in zip(sides, parts, strict=True)
+                collected = [
+                    (pool.at(matrices[n], turned=t), at[n, not t], matrices[n].shape[1 if t else 0])
+                    for _, n, t in sides[here]
                 ]
-                passed, ahead = counts[:, here].sum(axis=1), counts[:, there].sum(axis=1)
-                most = float(np.maximum(passed, ahead).max())
-                self._visits[colour, back] = _Visit(
-                    matrix=stacked[key],
-                    first=np.cumsum(sizes) - sizes,
-                    theirs=np.concatenate([np.zeros(0, np.int64), *begins]),
-                    collects=own[here],
-                    edges=np.ascontiguousarray(counts[:, here]),
-                    gives=own[there] if ahead.any() else own[:0],
-                    ahead=ahead[:, None],
-                    share=1 / most if most else 0.0,
-                )
+                own, gives = (begin + cost.size * (part.start or 0) for part in (here, there))
+                table.visit(collected, own, kinds[:, here], gives, kinds[:, there])
+        self._times = np.array([link.tails.size for link in links], dtype=np.int64)
+        self._count = np.concatenate([np.zeros(0, np.int64), *count])
+        self._flat = self._kernels.Lifted(
+            **table.arrays(),
+            shift_s=np.zeros(end),
+            tail_matrix=np.array([pool.at(matrix, turned=False) for matrix in matrices], dtype=np.int64),
+            tail_at=np.array([at[n, True] for n in range(len(links))], dtype=np.int64),
+            head_at=np.array([at[n, False] for n in range(len(links))], dtype=np.int64),
+            tail_wide=np.array([matrix.shape[0] for matrix in matrices], dtype=np.int64),
+            head_wide=np.array([matrix.shape[1] for matrix in matrices], dtype=np.int64),
+            matrix_s=pool.array(),
+        )
 
     def sweep(self, daring: float) -> None:
         """There and back; with `daring` 0 the bound does not fall."""
-        for back in (False, True):
-            for colour in reversed(self.order) if back else self.order:
-                self._pass_on(colour, self._visits[colour, back], daring)
-
-    def _pass_on(self, colour: int, visit: _Visit, daring: float) -> None:
-        """Collect what the links to colours visited before cost at least, pass on to those visited after."""
-        costs = self.node[colour]
-        if len(visit.collects):
-            shifted = visit.matrix + self._shifts[visit.theirs][:, None]
-            least = np.minimum.reduceat(shifted, visit.first, axis=0)
-            least += visit.collects
-            costs += visit.edges @ least
-            np.subtract(visit.collects, least, out=visit.collects)
-        if not len(visit.gives):
-            return
-        spare = costs - costs.min(axis=1, keepdims=True)
-        give = spare.min(axis=0)
-        if len(costs) > 1 and daring:
-            give = daring * (self._weights[colour] @ spare) + (1 - daring) * give
-        give *= visit.share
-        np.add(visit.gives, give, out=visit.gives)
-        costs -= visit.ahead * give
+        if self.order:
+            self._kernels.sweep(self._flat, daring)
 
     def bound_s(self) -> float:
         """The bound at these messages."""
-        nodes_s = (self.count[colour] * costs.min(axis=1) for colour, costs in self.node.items())
-        links_s = (n * float((matrix + tail[:, None] + head).min()) for n, matrix, tail, head in self._links)
-        return math.fsum(float(part.sum()) for part in nodes_s) + math.fsum(links_s) - self._refund_s
+        nodes_s, links_s = np.zeros(self._count.size), np.zeros(self._times.size)
+        self._kernels.minima(self._flat, nodes_s, links_s)
+        return math.fsum([*(self._count * nodes_s), *(self._times * links_s)]) - self._refund_s
+
+
+def _kinds(
+    members: Ints, links: list[Link], sides: list[tuple[bool, int, bool]], extra: Floats | None
+) -> tuple[Floats, Ints, Ints]:
+    """The kinds of a colour's nodes: [kind, side] edges, the first node of each kind, and how many nodes are of it."""
+    table = np.zeros((members.size, len(sides) + 1))
+    for column, (_, number, at_tail) in enumerate(sides):
+        mine = links[number].tails if at_tail else links[number].heads
+        table[:, column] = np.bincount(np.searchsorted(members, mine), minlength=members.size)
+    if extra is not None:
+        table[:, -1] = np.unique(extra, axis=0, return_inverse=True)[1].reshape(-1)
+    kinds, first, count = np.unique(table, axis=0, return_index=True, return_counts=True)
+    return kinds[:, :-1], first, count
+
+
+class _Pool:
+    """Matrices one after the other, each once in either orientation that is asked for."""
+
+    def __init__(self) -> None:
+        self._at: dict[tuple[int, bool], int] = {}
+        self._arrays: list[Floats] = [np.zeros(0)]
+        self._end = 0
+
+    def at(self, matrix: Floats, *, turned: bool) -> int:
+        key = id(matrix), turned
+        if key not in self._at:
+            self._at[key], self._end = self._end, self._end + matrix.size
+            self._arrays.append((matrix.T if turned else matrix).reshape(-1))
+        return self._at[key]
+
+    def array(self) -> Floats:
+        return np.concatenate(self._arrays)
+
+
+class _Table:
+    """Collects what the kernels read of colours and their visits."""
+
+    def __init__(self) -> None:
+        self._ints: dict[str, list[int]] = {
+            name: []
+            for name in (
+                "size", "kinds", "node_at", "weight_at", "link_matrix", "link_theirs", "link_wide", "own_at",
+                "edges_at", "gives_at", "gives", "ahead_at",
+            )
+        }  # fmt: skip
+        self._ints["link_start"] = [0]
+        self._pools: dict[str, list[Floats]] = {
+            name: [np.zeros(0)] for name in ("node_s", "weight", "edges", "ahead")
+        }
+        self._ends = dict.fromkeys(self._pools, 0)
+        self._share: list[float] = []
+
+    def _keep(self, name: str, array: Floats) -> int:
+        """Where in a pool an array begins."""
+        begin = self._ends[name]
+        self._pools[name].append(array.reshape(-1))
+        self._ends[name] += array.size
+        return begin
+
+    def _say(self, **numbers: int) -> None:
+        for name, number in numbers.items():
+            self._ints[name].append(number)
+
+    def colour(self, shifted_s: Floats, count: Ints) -> None:
+        """The next colour: its costs [kinds, strategies] and how many nodes are of each kind."""
+        self._say(
+            size=shifted_s.shape[1], kinds=shifted_s.shape[0], node_at=self._keep("node_s", shifted_s),
+            weight_at=self._keep("weight", count / count.sum()),
+        )  # fmt: skip
+
+    def visit(
+        self, collected: list[tuple[int, int, int]], own_at: int, edges: Floats, gives_at: int, given: Floats
+    ) -> None:
+        """Its next visit: the links collected from (matrix, where their shifts begin, how many) and those given to."""
+        for matrix, theirs, wide in collected:
+            self._say(link_matrix=matrix, link_theirs=theirs, link_wide=wide)
+        passed, ahead = edges.sum(axis=1), given.sum(axis=1)
+        most = float(np.maximum(passed, ahead).max())
+        self._share.append(1 / most if most else 0.0)
+        self._say(
+            link_start=len(self._ints["link_matrix"]), own_at=own_at, edges_at=self._keep("edges", edges),
+            gives_at=gives_at, gives=given.shape[1] if ahead.any() else 0, ahead_at=self._keep("ahead", ahead),
+        )  # fmt: skip
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        ints = {name: np.array(numbers, dtype=np.int64) for name, numbers in self._ints.items()}
+        pools = {name: np.concatenate(arrays) for name, arrays in self._pools.items()}
+        return {**ints, **pools, "share": np.array(self._share)}
 
 
 def ascend(dual: LiftedAscent, best: Incumbent, relative_gap: float, deadline: float) -> None:

@@ -63,9 +63,13 @@ def _ring() -> StrategyProblem:
 
 def compile_all() -> None:
     """Compile every kernel of this package into Numba's cache: half a minute, once in an installation."""
+    from .alike import Contents, colours
     from .base import Incumbent
+    from .contract import Matrices
     from .dual import DualAscent
+    from .lifted import LiftedAscent
     from .priced import PricedSearch
+    from .quotient import Quotient
 
     ring = _ring()
     search = PricedSearch(
@@ -74,5 +78,10 @@ def compile_all() -> None:
     search.run(patience=2)
     search.climb()
     load_walk()
+    matrices = Matrices()
+    contents = Contents(ring, matrices)
+    lifted = LiftedAscent(Quotient(ring, contents, colours(ring, contents, 1), matrices))
+    lifted.sweep(0.0)
+    lifted.bound_s()
     for module in ("ft", "optcnn", "layer_dp", "mcmc", "scalarised", "random_choice"):
         warmed(module)
