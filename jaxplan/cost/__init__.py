@@ -5,8 +5,8 @@ from .collectives import collective_wire_bytes as collective_wire_bytes
 from .compute import roofline_seconds as roofline_seconds
 from .fusion import Traffic as Traffic
 from .fusion import materialised as materialised
-from .fusion import source_values as source_values
 from .fusion import traffic as traffic
+from .kinds import source_values as source_values
 from .memory import MemoryProfile as MemoryProfile
 from .memory import simulate_memory as simulate_memory
 from .model import CostModel as CostModel

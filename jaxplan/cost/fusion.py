@@ -19,7 +19,8 @@ from ..sharding import Rule
 from .fills import Fill, fills
 from .images import Lanes, image_lanes
 from .in_place import overwritable
-from .masks import DEAR, is_hash, is_mask
+from .kinds import LOOP_EDGES, kind_of, source_values
+from .masks import DEAR, is_mask
 from .residency import (
     Flow,
     SecondStack,
@@ -31,20 +32,6 @@ from .residency import (
     written_again,
 )
 from .tiles import Tiling
-
-LOOP_EDGES = frozenset({"scan_slice", "scan_stack", "carry_init", "carry_next", "while_any", "while_test", "cond_join"})
-"""Our own operations at the edges of loops and branches: none computes."""
-
-_MOVEMENT = frozenset(
-    {"broadcast_in_dim", "concatenate", "dynamic_slice", "pad", "reshape", "rev", "slice", "split", "squeeze",
-     "transpose"}
-)  # fmt: skip
-"""Data movement that XLA fuses as it fuses elementwise work, whether or not layouts follow through it."""
-
-_REDUCTIONS = frozenset(
-    {"argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum"}
-)
-"""Reductions: the root of a kernel, fused with what makes their operand."""
 
 _COMPUTED_AGAIN = 2.25
 """How many times its own bytes a value may be read from to be computed again: what is converted from f32 to bf16 with a
@@ -90,11 +77,6 @@ class Traffic:
         return self.images.get(value, "any")
 
 
-def fused(op: Op, rule: Rule) -> bool:
-    """Whether `op` starts no kernel of its own."""
-    return (rule.follows or op.primitive in _MOVEMENT) and op.primitive not in LOOP_EDGES
-
-
 def traffic(graph: Graph, rules: Sequence[Rule], platform: str) -> Traffic:
     """What crosses memory in `graph` when XLA compiles it for `platform` ("tpu", "gpu" or "cpu"); see the module."""
     return _Kernels(graph, rules, platform).traffic()
@@ -105,27 +87,13 @@ def materialised(graph: Graph, rules: Sequence[Rule], platform: str) -> list[boo
     return list(traffic(graph, rules, platform).stored)
 
 
-def source_values(graph: Graph, rules: Sequence[Rule]) -> list[bool]:
-    """For every value whether it can be made anywhere in any layout at no price.
-
-    Constants, iota, broadcast scalars, and elementwise functions of nothing else.
-    """
-    source = [value.constant and value.index not in graph.constants for value in graph.values]
-    for op, rule in zip(graph.ops, rules, strict=True):
-        follows = rule.follows and op.primitive not in LOOP_EDGES
-        free = rule.source or (follows and bool(op.operands) and all(source[v] for v in op.operands))
-        for value in op.results:
-            source[value] = free
-    return source
-
-
 class _Kernels:
     def __init__(self, graph: Graph, rules: Sequence[Rule], platform: str) -> None:
         self.graph, self.rules, self.platform = graph, rules, platform
         self.source = source_values(graph, rules)
         self.producers = graph.producers()
         self.mask = [platform == "tpu" and is_mask(tensor) for tensor in graph.values]
-        self.kinds = [self._kind(op) for op in graph.ops]
+        self.kinds = [kind_of(graph, op, rules[op.index], platform) for op in graph.ops]
         self.loop_of = [-1] * len(graph.ops)
         for position, loop in enumerate(graph.loops):
             for t in range(loop.start, loop.stop):
@@ -145,13 +113,6 @@ class _Kernels:
         if smaller:
             self.stored = [kept or value in smaller for value, kept in enumerate(forced)]
             self._find_leaves()
-
-    def _kind(self, op: Op) -> str:
-        if op.primitive in LOOP_EDGES:
-            return "edge"
-        if fused(op, self.rules[op.index]) or (self.platform == "tpu" and is_hash(self.graph, op)):
-            return "fused"
-        return "reduction" if op.primitive in _REDUCTIONS else "heavy"
 
     def _open(self, op: Op) -> bool:
         """Whether what reads `op` may join its kernel, as it does with contractions of XLA for TPU."""

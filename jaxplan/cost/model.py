@@ -18,7 +18,8 @@ from ..ir import Graph, Op, Value
 from ..sharding import UNREDUCED, MeshAxes, Rule, Strategies, pieces
 from .collectives import collective_seconds, combined_share
 from .compute import roofline_seconds
-from .fusion import LOOP_EDGES, Traffic, fused
+from .fusion import Traffic
+from .kinds import LOOP_EDGES, fused
 from .split_k import local_product, part_bytes
 
 

@@ -88,7 +88,7 @@ def local_product(
       producers: `Graph.producers`.
 
     Returns:
-      None for what is never split: other operations, and products of integers.
+      None for what is never split: other operations, products of integers, and what is multiplied element by element.
     """
     if op.primitive != "dot_general":
         return None
@@ -99,6 +99,8 @@ def local_product(
         _local(v.shape, places, axes) for v, places in zip(values, (lhs_places, rhs_places), strict=False)
     )
     (lhs_sum, rhs_sum), (lhs_batch, rhs_batch) = op.params["dimension_numbers"]
+    if not lhs_sum or len(values[2].shape) == len(lhs_batch):
+        return None
 
     def size(sizes: np.ndarray, dims: Sequence[int]) -> np.ndarray:
         return np.asarray(sizes[list(dims)].prod(axis=0)) if dims else np.ones(sizes.shape[1:])

@@ -1,0 +1,57 @@
+"""What kind of work an operation is to XLA's fusion."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..ir import Graph, Op
+from ..sharding import Rule
+from .masks import is_hash
+
+LOOP_EDGES = frozenset({"scan_slice", "scan_stack", "carry_init", "carry_next", "while_any", "while_test", "cond_join"})
+"""Our own operations at the edges of loops and branches: none computes."""
+
+_MOVEMENT = frozenset(
+    {"broadcast_in_dim", "concatenate", "dynamic_slice", "pad", "reshape", "rev", "slice", "split", "squeeze",
+     "transpose"}
+)  # fmt: skip
+"""Data movement that XLA fuses as it fuses elementwise work, whether or not layouts follow through it."""
+
+_REDUCTIONS = frozenset(
+    {"argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum"}
+)
+"""Reductions: the root of a kernel, fused with what makes their operand."""
+
+
+def kind_of(graph: Graph, op: Op, rule: Rule, platform: str) -> str:
+    """ "fused", "reduction" (the root of a kernel), "heavy" (a kernel of its own) or "edge" (of a loop: no work)."""
+    if op.primitive in LOOP_EDGES:
+        return "edge"
+    if fused(op, rule) or (platform == "tpu" and is_hash(graph, op)):
+        return "fused"
+    return "reduction" if op.primitive in _REDUCTIONS or _multiplies(op, rule) else "heavy"
+
+
+def fused(op: Op, rule: Rule) -> bool:
+    """Whether `op` starts no kernel of its own."""
+    multiplies = _multiplies(op, rule) and not any(rule.sizes[f] > 1 for f in rule.reduction)
+    return (rule.follows or multiplies or op.primitive in _MOVEMENT) and op.primitive not in LOOP_EDGES
+
+
+def _multiplies(op: Op, rule: Rule) -> bool:
+    """Whether `op` is written as a product of matrices and is none: elementwise work, and a sum if it sums."""
+    return op.primitive == "dot_general" and not rule.matmul
+
+
+def source_values(graph: Graph, rules: Sequence[Rule]) -> list[bool]:
+    """For every value whether it can be made anywhere in any layout at no price.
+
+    Constants, iota, broadcast scalars, and elementwise functions of nothing else.
+    """
+    source = [value.constant and value.index not in graph.constants for value in graph.values]
+    for op, rule in zip(graph.ops, rules, strict=True):
+        follows = rule.follows and op.primitive not in LOOP_EDGES
+        free = rule.source or (follows and bool(op.operands) and all(source[v] for v in op.operands))
+        for value in op.results:
+            source[value] = free
+    return source
