@@ -366,7 +366,8 @@ def _undecided(
 
 
 def _upstream(graph: Graph, rules: Sequence[Rule], ops: Collection[int]) -> set[int]:
-    """Values that `ops` read by way of what follows its operands: whoever made one of them otherwise made them move."""
+    """Values that `ops` read by way of what takes its operands as they come: whoever made one of them otherwise made
+    them move."""
     producers = graph.producers()
     found: set[int] = set()
     todo = [v for op in ops if op >= 0 for v in graph.ops[op].operands]
@@ -375,7 +376,8 @@ def _upstream(graph: Graph, rules: Sequence[Rule], ops: Collection[int]) -> set[
         producer = producers[value]
         if value not in found and producer >= 0:
             found.add(value)
-            todo += graph.ops[producer].operands if rules[producer].follows else ()
+            rule = rules[producer]
+            todo += graph.ops[producer].operands if rule.follows or not (rule.matmul or rule.reduction) else ()
     return found
 
 

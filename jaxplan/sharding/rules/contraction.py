@@ -43,7 +43,7 @@ def dot_general(op: OpShapes) -> Rule:
         results=[result],
         reduction=reduction,
         matmul=summed > 1 and apart > 1,
-        flops=(2.0 if summed > 1 else 1.0) * math.prod(b.sizes),
+        flops=2.0 * math.prod(b.sizes),
     )
 
 
