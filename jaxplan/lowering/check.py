@@ -35,6 +35,7 @@ from ..sharding import (
     with_pins,
 )
 from .constrain import finished, pin_values
+from .in_loops import entered, written_out
 from .jit import SCOPE, lower_flat
 from .listing import listing_of
 from .order import Orders
@@ -134,8 +135,10 @@ def check(
                 and c.bytes > OTHERWISE * expected.get(op, 0.0)
                 and _move(c) not in moves
             )
-            entries = _entered(graph, values, reads, {op for _, op in unplanned})
-            entries = [(v, site) for v, site in entries if site not in pinned]
+            asking = {op for _, op in unplanned if op >= 0}
+            entries = [place for place in entered(graph, values, reads, asking) if place[1] not in pinned]
+            if not (fresh or entries):
+                entries = [place for place in written_out(graph, values, differing, asking) if place[1] not in pinned]
             if not (fresh or entries) or round_number == max_rounds:
                 break
             places = [*((v, graph.values[v].site) for v in fresh), *entries]
@@ -248,32 +251,6 @@ def _communicating(
                     move = step.kind, frozenset(step.axes), int(step.bytes)
                     moves.setdefault(move, []).append((producers[value], op))
     return found, moves
-
-
-def _entered(
-    graph: Graph,
-    values: Mapping[int, np.ndarray],
-    reads: Mapping[tuple[int, int], np.ndarray],
-    ops: Collection[int],
-) -> list[tuple[int, Site]]:
-    """Of the loops around any of `ops`, what they don't change and read in another layout, with where it enters."""
-    if not graph.invariants or not ops:
-        return []
-    around = [graph.ops[op].sites[0].frame for op in ops if op >= 0 and graph.ops[op].sites]
-    moved: dict[int, list[tuple[int, ...]]] = {}
-    for (op, position), row in reads.items():
-        value = graph.ops[op].operands[position]
-        if value in values and values[value] is not row and not np.array_equal(values[value], row):
-            moved.setdefault(value, []).append(graph.ops[op].sites[position].frame)
-    return [
-        (value, site)
-        for value, site in graph.invariants
-        if any(_inside(frame, site) for frame in around) and any(_inside(frame, site) for frame in moved.get(value, ()))
-    ]
-
-
-def _inside(frame: tuple[int, ...], entry: Site) -> bool:
-    return frame[: len(entry.frame)] == entry.frame
 
 
 def _asking(scope: str) -> int:

@@ -1,4 +1,4 @@
-"""Programs of which the partitioner made something else than was decided, until more of the decision was written down."""
+"""Programs that became something else than was decided, until more of the decision was written down."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh
 
 import jaxplan
 
@@ -35,3 +36,38 @@ def test_what_is_made_whole_and_reshaped_for_one_reader_stays_whole() -> None:
     vector = jax.ShapeDtypeStruct((numbers,), jnp.float32)
     key = jax.eval_shape(lambda: jax.random.key(0))
     assert surprises(step, vector, vector, key, jax.ShapeDtypeStruct((1024, 64), jnp.float32)) == []
+
+
+def descents(weights: jax.Array, limits: jax.Array, x: jax.Array, y: jax.Array) -> Any:
+    """Many logistic regressions, each for as long as it takes: batched loops in a batched loop."""
+
+    def one(w: jax.Array, limit: jax.Array) -> Any:
+        def inner(state: Any) -> Any:
+            count, w, error = state
+            residual = jax.nn.sigmoid(x @ w) - y
+            return count + 1, w - 0.1 * (residual @ x), error + (w * w).sum()
+
+        def outer(state: Any) -> Any:
+            count, w, error, seen = state
+            _, w, error = jax.lax.while_loop(lambda s: (s[0] < limit) & (s[2] < 9.0), inner, (0, w, error))
+            return count + 1, w, error, seen.at[count % 6].set(w)
+
+        first = (0, w, 0.0, jnp.zeros((6, *w.shape)))
+        return jax.lax.while_loop(lambda s: (s[0] < limit) & (s[2] < 7.0), outer, first)
+
+    return jax.vmap(one)(weights, limits)
+
+
+def test_a_batched_loop_of_which_one_carry_is_cut_keeps_its_other_carries_whole() -> None:
+    """What went into, through and out of the loops was cut, from the one carry on, and gathered in every iteration."""
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((256, 128), (8192, 128), (8192,))]
+    assert surprises(descents, shapes[0], jax.ShapeDtypeStruct((256,), jnp.int32), *shapes[1:]) == []
+
+
+def test_its_numbers_are_those_of_one_device(mesh_4x2: Mesh) -> None:
+    keys = jax.random.split(jax.random.key(0), 3)
+    weights, x = jax.random.normal(keys[0], (16, 8)) / 3, jax.random.normal(keys[1], (64, 8))
+    args = weights, jnp.arange(16) % 5, x, (jax.random.uniform(keys[2], (64,)) > 0.5).astype(jnp.float32)
+    planned = jaxplan.auto_shard(descents, mesh_4x2, hardware="tpu-v5e", options={"compare_templates": False})
+    for one, sharded in zip(jax.jit(descents)(*args), planned(*map(np.asarray, args)), strict=True):
+        np.testing.assert_allclose(sharded, one, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,80 @@
+"""What has to be written down about loops where the partitioner was seen to communicate otherwise than was decided."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import numpy as np
+
+from ..ir import Graph, Site
+from ..sharding import UNREDUCED
+
+Frame = tuple[int, ...]
+Place = tuple[int, Site | None]
+"""A value and where it is pinned."""
+
+
+def entered(
+    graph: Graph,
+    values: Mapping[int, np.ndarray],
+    reads: Mapping[tuple[int, int], np.ndarray],
+    ops: Collection[int],
+) -> list[Place]:
+    """Of the loops around any of `ops`, what they don't change and read in another layout, with where it enters."""
+    if not graph.invariants or not ops:
+        return []
+    around = {_frame(graph, op) for op in ops}
+    moved: dict[int, list[Frame]] = {}
+    for (op, position), row in reads.items():
+        value = graph.ops[op].operands[position]
+        if value in values and values[value] is not row and not np.array_equal(values[value], row):
+            moved.setdefault(value, []).append(graph.ops[op].sites[position].frame)
+
+    def inside(frames: Collection[Frame], site: Site) -> bool:
+        return any(_inside(frame, site.frame) for frame in frames)
+
+    return [
+        (value, site) for value, site in graph.invariants if inside(around, site) and inside(moved.get(value, ()), site)
+    ]
+
+
+def written_out(
+    graph: Graph, values: Mapping[int, np.ndarray], differing: Collection[int], ops: Collection[int]
+) -> list[Place]:
+    """Of the loops around any of `ops`: each carry where it goes in, is handed on and comes out, and all that differs.
+
+    A loop's condition, and what a batched one asks again in its body, reads the carry as it is handed on, not as it is
+    pinned where it enters the body; and as it is handed on it is cut like anything that is computed from it, there or
+    after the loop. So a batched loop, of which one carry was cut and the others whole, cut its condition, and with it
+    every carry.
+    """
+    around = {_frame(graph, op) for op in ops}
+    leaving = {op.operands[1]: op.sites[0] for op in graph.ops if op.primitive == "carry_next"}
+    loops: set[Frame] = set()
+    found: list[Place] = []
+    for op in graph.ops if around else ():
+        if op.primitive == "carry_init":
+            site, (carry,) = op.sites[0], op.results
+            loop = (*site.frame, site.equation)
+            if any(_inside(frame, loop) for frame in around):
+                loops.add(loop)
+                if carry in values and UNREDUCED not in values[carry].tolist():
+                    found.append((carry, site))
+                    if carry in leaving:
+                        out = leaving[carry].position
+                        found += [(carry, leaving[carry]), (carry, Site(site.frame, "result", site.equation, out))]
+    producers = graph.producers()
+    for value in differing:
+        maker = producers[value]
+        if maker >= 0 and any(_inside(_frame(graph, maker), loop) for loop in loops):
+            found.append((value, graph.values[value].site))
+    return [(value, site) for value, site in found if site is not None]
+
+
+def _frame(graph: Graph, op: int) -> Frame:
+    sites = graph.ops[op].sites
+    return sites[0].frame if sites else ()
+
+
+def _inside(frame: Frame, outer: Frame) -> bool:
+    return frame[: len(outer)] == outer
