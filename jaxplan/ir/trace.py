@@ -16,6 +16,7 @@ from .flatten import Flattener
 from .foreign_mesh import Axes, auto_mesh_of, restated
 from .graph import Graph
 from .live_ops import live_ops
+from .products import products_as_wanted
 from .third_party import seen_into
 
 
@@ -97,6 +98,7 @@ def trace(
     jaxpr, consts = as_closed(lowered.jaxpr)
     if platform is not None:
         jaxpr = seen_into(jaxpr, ruled, platform)
+    jaxpr = products_as_wanted(jaxpr)
     static = {n % len(args) for n in static_argnums} if args else set()
     dynamic_args = tuple(a for i, a in enumerate(args) if i not in static)
     dynamic_kwargs = {k: v for k, v in sorted(kwargs.items()) if k not in static_argnames}

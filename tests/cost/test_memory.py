@@ -297,6 +297,13 @@ def test_what_a_tpu_gathers_elsewhere_than_outermost_is_copied(
     assert gathered_bytes(tensor, WHOLE, WHOLE, AXES, "tpu") == 0
 
 
+def test_pieces_of_several_dimensions_lie_as_they_were_on_tpu() -> None:
+    """f32[5200, 1, 325] is what an LSTM's [650, 4, 650] was gathered to over eight v5e, in tiles of 1 x 128."""
+    tensor = Value(index=0, shape=(650, 4, 650), dtype="float32", item_bytes=4.0, name="w")
+    before = np.array([1, 2], np.int8)
+    assert gathered_bytes(tensor, before, WHOLE, (("data", 4), ("model", 2)), "tpu") == 5200 * 384 * 4
+
+
 def test_a_new_parameter_gathered_in_another_order_waits_for_the_end() -> None:
     def step(state: dict[str, Any], x: Any) -> Any:
         new = state["w"] - x
@@ -325,7 +332,7 @@ def test_a_stack_that_a_gpu_writes_again_is_there_twice_while_the_last_product_b
         def loss(w: Any) -> Any:
             def layer(h: Any, _: None) -> Any:
                 scores = jnp.einsum("abi,abj->aij", h, h @ w)
-                return h + jnp.einsum("aij,abj->abi", jax.nn.softmax(scores.transpose(0, 2, 1), axis=-1), h), None
+                return h + jnp.einsum("iaj,abj->abi", jax.nn.softmax(scores.transpose(1, 0, 2), axis=-1), h), None
 
             h, _ = jax.lax.scan(layer, x, None, length=4)
             return jnp.tanh(h @ w).sum()
