@@ -105,6 +105,12 @@ def _passage(made: np.ndarray, row: np.ndarray) -> _Passage:
     return same, stay, [way for way in moved if len(way[2]) > 1]
 
 
+_Dims = Mapping[int, int]
+"""Of one tensor the numbers of the dimensions that several axes cut, by dimension."""
+
+_NONE: _Dims = {}
+
+
 class _Resolver:
     def __init__(
         self, graph: Graph, rules: Sequence[Rule], axes: MeshAxes, values: Mapping[int, np.ndarray],
@@ -114,177 +120,203 @@ class _Resolver:
         self.said = said
         self.graph, self.rules, self.axes, self.factors = graph, rules, axes, factors
         self.values, self.reads, self.outputs = values, reads, outputs
-        self.parent: dict[Key, Key] = {}
-        self.sets: dict[Key, tuple[int, ...]] = {}
-        # what is cut over several axes along some dimension: only there is an order to choose
-        self.declared: set[tuple[str, int, int]] = set()
+        # what is cut over several axes along some dimension, there alone is an order to choose: a number for each such
+        # dimension, in sets of which each has one order
+        self.keys: list[Key] = []
+        self.parent: list[int] = []
+        self.sets: list[tuple[int, ...]] = []
+        self.of_value: dict[int, _Dims] = {}
+        self.of_read: dict[tuple[int, int], _Dims] = {}
+        self.of_output: dict[int, _Dims] = {}
         self.several: dict[bytes, list[tuple[int, tuple[int, ...]]]] = {}
+        # by identity: most rows of a decision are the same few arrays, which it keeps
+        self.several_of: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
+        self.merged: dict[int, bool] = {}
         self.passages: dict[tuple[bytes, bytes], _Passage] = {}
-        self.fixed: set[Key] = set()
-        self.wishes: list[tuple[Key, frozenset[int], float]] = []
-        self.taken_along: list[tuple[Key, Key, frozenset[int], float]] = []
+        self.fixed: set[int] = set()
+        self.wishes: list[tuple[int, frozenset[int], float]] = []
+        self.taken_along: list[tuple[int, int, frozenset[int], float]] = []
 
     def orders(self, *, sums_along: bool) -> Orders:
         for value, row in self.values.items():
-            self._declare("value", value, 0, row)
+            if several := self._several(row):
+                self.of_value[value] = self._declared("value", value, 0, several)
         for (op, position), row in self.reads.items():
-            self._declare("read", op, position, row)
+            if several := self._several(row):
+                self.of_read[op, position] = self._declared("read", op, position, several)
         for position, row in self.outputs.items():
-            self._declare("output", position, 0, row)
+            if several := self._several(row):
+                self.of_output[position] = self._declared("output", position, 0, several)
         for op, row in self.factors.items():
             self._within(op, row)
         summed = self._summed() if sums_along else {}
         for (op, position), row in self.reads.items():
-            value = self.graph.ops[op].operands[position]
-            self._between(value, ("read", op, position), row, self.graph.ops[op].trips)
-            self._scattered(value, summed, ("read", op, position), row, self.graph.ops[op].trips)
+            node = self.graph.ops[op]
+            value, reader = node.operands[position], self.of_read.get((op, position), _NONE)
+            if reader or value in self.of_value:
+                self._between(value, reader, row, node.trips)
+            if value in summed:
+                self._scattered(value, summed[value], reader, row, node.trips)
         aliased = {o: self.graph.inputs[i] for i, o in self.graph.aliases}
         for position, row in self.outputs.items():
-            self._between(self.graph.outputs[position], ("output", position, 0), row, 1.0)
-            self._scattered(self.graph.outputs[position], summed, ("output", position, 0), row, 1.0)
+            value, reader = self.graph.outputs[position], self.of_output.get(position, _NONE)
+            if reader or value in self.of_value:
+                self._between(value, reader, row, 1.0)
+            if value in summed:
+                self._scattered(value, summed[value], reader, row, 1.0)
             if position in aliased:
-                for d in range(len(self.graph.values[aliased[position]].shape)):
-                    self._join(("output", position, 0, d), ("value", aliased[position], 0, d))
+                before = self.of_value.get(aliased[position], _NONE)
+                for d, number in reader.items():
+                    self._join(number, before.get(d))
         return Orders(axes=self.axes, chosen=self._choose())
 
-    def _declare(self, kind: str, index: int, position: int, row: np.ndarray) -> None:
-        several = self._several(row)
-        if not several:
-            return
-        self.declared.add((kind, index, position))
+    def _declared(
+        self, kind: str, index: int, position: int, several: Sequence[tuple[int, tuple[int, ...]]]
+    ) -> _Dims:
+        numbers = {}
         for d, cut in several:
-            key = (kind, index, position, d)
-            self.parent[key], self.sets[key] = key, cut
+            numbers[d] = len(self.keys)
+            self.parent.append(len(self.keys))
+            self.keys.append((kind, index, position, d))
+            self.sets.append(cut)
+        return numbers
 
     def _several(self, row: np.ndarray) -> list[tuple[int, tuple[int, ...]]]:
         """The dimensions (or factors) that several axes cut, each with these."""
-        content = row.tobytes()
-        if content not in self.several:
-            places = row.tolist()
-            dims = sorted({place for place in places if place >= 0 and places.count(place) > 1})
-            self.several[content] = [(d, _cut(row, d)) for d in dims]
-        return self.several[content]
+        found = self.several_of.get(id(row))
+        if found is None:
+            content = row.tobytes()
+            if content not in self.several:
+                places = row.tolist()
+                dims = sorted({place for place in places if place >= 0 and places.count(place) > 1})
+                self.several[content] = [(d, _cut(row, d)) for d in dims]
+            found = self.several_of[id(row)] = self.several[content]
+        return found
 
-    def _find(self, key: Key) -> Key:
-        while self.parent[key] != key:
-            self.parent[key] = self.parent[self.parent[key]]
-            key = self.parent[key]
-        return key
+    def _find(self, number: int) -> int:
+        parent = self.parent
+        while (above := parent[number]) != number:
+            parent[number] = parent[above]
+            number = above
+        return number
 
-    def _join(self, a: Key, b: Key) -> None:
-        if a in self.parent and b in self.parent and self.sets[a] == self.sets[b]:
+    def _join(self, a: int | None, b: int | None) -> None:
+        if a is not None and b is not None and self.sets[a] == self.sets[b]:
             self.parent[self._find(a)] = self._find(b)
 
     def _within(self, op: int, row: np.ndarray) -> None:
         """Dimensions that share a factor of one operation share its order."""
-        rule, node = self.rules[op], self.graph.ops[op]
-        first: dict[int, Key] = {}
-        sides = [(("read", op, p), dims) for p, dims in enumerate(rule.operands)]
-        sides += [(("value", v, 0), dims) for v, dims in zip(node.results, rule.results, strict=True)]
-        several = {f for f, _ in self._several(row)}
+        rule = self.rules[op]
+        cut = self._several(row)
+        if not cut and not self._merges(rule):
+            return
+        node = self.graph.ops[op]
+        several = {f for f, _ in cut}
+        first: dict[int, int] = {}
+        sides = [(self.of_read.get((op, p)), dims) for p, dims in enumerate(rule.operands)]
+        sides += [(self.of_value.get(v), dims) for v, dims in zip(node.results, rule.results, strict=True)]
         for side, dims in sides:
-            if side not in self.declared:
-                continue
-            for d, names in enumerate(dims):
-                key = (*side, d)
-                if key not in self.parent:
-                    continue
-                if len(names) > 1:
-                    self.fixed.add(
-                        key
-                    )  # a merged dimension: its factors already say the order, which is the mesh's
-                for f in names:
+            for d, number in side.items() if side else ():
+                if len(dims[d]) > 1:
+                    # a merged dimension: its factors already say the order, which is the mesh's
+                    self.fixed.add(number)
+                for f in dims[d]:
                     if f in several:
-                        self._join(first.setdefault(f, key), key)
+                        self._join(first.setdefault(f, number), number)
 
-    def _between(self, value: int, reader: tuple[str, int, int], row: np.ndarray, trips: float) -> None:
+    def _merges(self, rule: Rule) -> bool:
+        """Whether some dimension of an operation is made of several factors."""
+        if id(rule) not in self.merged:
+            sides = (*rule.operands, *rule.results)
+            self.merged[id(rule)] = any(len(names) > 1 for dims in sides for names in dims)
+        return self.merged[id(rule)]
+
+    def _between(self, value: int, reader: _Dims, row: np.ndarray, trips: float) -> None:
         """What stays on a dimension while other axes join or leave wants to be the major part of it."""
         made = self.values.get(value)
-        if made is None or (("value", value, 0) not in self.declared and reader not in self.declared):
+        if made is None:
             return
+        maker = self.of_value.get(value, _NONE)
         content = made.tobytes(), row.tobytes()
         if content not in self.passages:
             self.passages[content] = _passage(made, row)
         same, stay, along = self.passages[content]
         for d in same:
-            self._join(("value", value, 0, d), (*reader, d))
+            self._join(maker.get(d), reader.get(d))
         if not (stay or along):
             return
         weight = self.graph.values[value].bytes * trips
         for d, stays in stay:
-            for key in (("value", value, 0, d), (*reader, d)):
-                if key in self.parent:
-                    self.wishes.append((key, stays, weight))
+            for side in (maker, reader):
+                if d in side:
+                    self.wishes.append((side[d], stays, weight))
         for left, entered, moved in along:
-            a, b = ("value", value, 0, left), (*reader, entered)
-            if a in self.parent and b in self.parent:
-                self.taken_along.append((a, b, moved, weight))
+            if left in maker and entered in reader:
+                self.taken_along.append((maker[left], reader[entered], moved, weight))
 
-    def _summed(self) -> dict[int, list[Key]]:
+    def _summed(self) -> dict[int, list[int]]:
         """Of every value that is a sum in parts over several axes, the dimensions that were summed over.
 
         What is done to such a sum before it is finished leaves its parts in their order.
         """
-        found: dict[int, list[Key]] = {}
+        found: dict[int, list[int]] = {}
         for op, row in self.factors.items():
+            cut = self._several(row)
+            if not cut and not found:
+                continue
             rule, node = self.rules[op], self.graph.ops[op]
-            several = {f for f, _ in self._several(row) if f in rule.reduction}
+            several = {f for f, _ in cut if f in rule.reduction}
             keys = [
-                ("read", op, p, d)
+                number
                 for p, dims in enumerate(rule.operands if several else ())
-                for d, names in enumerate(dims)
-                if not several.isdisjoint(names)
+                for d, number in self.of_read.get((op, p), _NONE).items()
+                if not several.isdisjoint(dims[d])
             ]
-            keys += [key for v in node.operands for key in found.get(v, ())]
+            keys += [key for v in node.operands for key in found.get(v, ())] if found else []
             for value in node.results if keys else ():
                 if value in self.values and (self.values[value] == UNREDUCED).sum() > 1:
                     found[value] = keys
         return found
 
     def _scattered(
-        self,
-        value: int,
-        summed: Mapping[int, Sequence[Key]],
-        reader: tuple[str, int, int],
-        row: np.ndarray,
-        trips: float,
+        self, value: int, summed: Sequence[int], reader: _Dims, row: np.ndarray, trips: float
     ) -> None:
         """The dimensions that `value` was summed over want the order of the one that its sums are scattered onto.
 
         Else whole sums are sent, not pieces: as many times what a wish spares as there are pieces.
         """
-        if value not in summed:
-            return
-        pieces = [(*reader, d) for d in sorted({place for place in row.tolist() if place >= 0})]
-        for key in summed[value]:
-            for piece in pieces:
-                if piece in self.parent and key in self.parent and self.sets[key] == self.sets[piece]:
+        for key in summed:
+            for _, piece in sorted(reader.items()):
+                if self.sets[key] == self.sets[piece]:
                     count = math.prod(self.axes[axis][1] for axis in self.sets[key])
                     weight = self.graph.values[value].bytes * trips * count
                     self.taken_along.append((key, piece, frozenset(self.sets[key]), weight))
 
     def _choose(self) -> dict[Key, tuple[int, ...]]:
-        wishes: dict[Key, list[tuple[frozenset[int], float]]] = {}
+        number_of = {key: number for number, key in enumerate(self.keys)}
+        wishes: dict[int, list[tuple[frozenset[int], float]]] = {}
         for key, stays, weight in self.wishes:
             wishes.setdefault(self._find(key), []).append((stays, weight))
-        along: dict[Key, list[tuple[Key, frozenset[int], float]]] = {}
+        along: dict[int, list[tuple[int, frozenset[int], float]]] = {}
         for a, b, moved, weight in self.taken_along:
             one, other = self._find(a), self._find(b)
             along.setdefault(one, []).append((other, moved, weight))
             along.setdefault(other, []).append((one, moved, weight))
         fixed = {self._find(key) for key in self.fixed}
-        said = {
-            self._find(key): order
+        held = {
+            number_of[key]: order
             for key, order in self.said.items()
-            if key in self.parent and set(order) == set(self.sets[key])
+            if key in number_of and set(order) == set(self.sets[number_of[key]])
         }
-        possible: dict[Key, list[tuple[int, ...]]] = {}
-        for root in dict.fromkeys(self._find(key) for key in self.parent):
+        said = {self._find(number): order for number, order in held.items()}
+        roots = [self._find(number) for number in range(len(self.keys))]
+        possible: dict[int, list[tuple[int, ...]]] = {}
+        for root in dict.fromkeys(roots):
             every = list(itertools.permutations(self.sets[root]))  # mesh order first: it is taken of equals
             possible[root] = [said[root]] if root in said else every[:1] if root in fixed else every
-        best: dict[Key, tuple[int, ...]] = {}
+        best: dict[int, tuple[int, ...]] = {}
 
-        def spoiled(root: Key, order: tuple[int, ...]) -> float:
+        def spoiled(root: int, order: tuple[int, ...]) -> float:
             mixed = sum(w for stays, w in wishes.get(root, ()) if set(order[: len(stays)]) != stays)
             return mixed + sum(
                 w for other, moved, w in along.get(root, ())
@@ -300,8 +332,6 @@ class _Resolver:
                 best[root] = min(possible[root], key=lambda order: spoiled(root, order))
             if best == before:
                 break
-        chosen = {key: best[self._find(key)] for key in self.parent}
+        chosen = {key: best[root] for key, root in zip(self.keys, roots, strict=True)}
         # two constraints of one class may say two orders: each holds where it was said
-        return chosen | {
-            k: order for k, order in self.said.items() if set(order) == set(self.sets.get(k, ()))
-        }
+        return chosen | {self.keys[number]: order for number, order in held.items()}
