@@ -54,7 +54,8 @@ def collector_paused() -> Iterator[None]:
     """Without Python's cyclic garbage collector, which a plan has no work for and much to walk through.
 
     Tracing and planning make objects by the million that live until the plan is there, and next to no cycles; every
-    full collection looks at all of them again: a quarter of the time for 60,000 equations.
+    full collection looks at all of them again: a quarter of the time for 60,000 equations.  Those that are left count
+    as old afterwards, as if the collector had seen them: it would look at all of them at once when it is back.
     """
     if not gc.isenabled():
         yield
@@ -63,6 +64,9 @@ def collector_paused() -> Iterator[None]:
     try:
         yield
     finally:
+        if not gc.get_freeze_count():  # what somebody else has frozen stays so
+            gc.freeze()
+            gc.unfreeze()
         gc.enable()
 
 

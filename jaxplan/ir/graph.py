@@ -15,7 +15,8 @@ does to its operands is said by operations of our own:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -154,16 +155,25 @@ class Graph:
         if len(self.inputs) != len(self.input_paths):
             raise TraceError(f"{len(self.inputs)} inputs but {len(self.input_paths)} paths")
 
-    def uses(self) -> list[list[tuple[int, int]]]:
+    def uses(self) -> Sequence[Sequence[tuple[int, int]]]:
         """For every value the (operation, operand position) pairs that read it, in program order."""
+        return self._uses
+
+    def producers(self) -> Sequence[int]:
+        """For every value the operation that makes it, or -1."""
+        return self._producers
+
+    # dozens ask, each a pass over the program
+    @functools.cached_property
+    def _uses(self) -> list[list[tuple[int, int]]]:
         uses: list[list[tuple[int, int]]] = [[] for _ in self.values]
         for op in self.ops:
             for position, operand in enumerate(op.operands):
                 uses[operand].append((op.index, position))
         return uses
 
-    def producers(self) -> list[int]:
-        """For every value the operation that makes it, or -1."""
+    @functools.cached_property
+    def _producers(self) -> list[int]:
         producers = [-1] * len(self.values)
         for op in self.ops:
             for result in op.results:
