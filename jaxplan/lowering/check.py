@@ -171,14 +171,15 @@ def _with_pins(
     orders: Orders,
 ) -> Any | None:
     """The module with the results `fresh`, (operation, value) pairs, pinned; None where it has to be made anew."""
-    if any(len(graph.ops[op].results) != 1 for op, _ in fresh):
-        return None
-    pins = {}
-    for op, value in fresh:
+    layouts: dict[int, Layout] = {}
+    for _, value in fresh:
         shape, site = graph.values[value].shape, graph.values[value].site
         if site is None or site.kind != "result":
             return None
-        pins[op] = shape, orders.layout("value", value, 0, finished(values[value]), len(shape))
+        layouts[value] = orders.layout("value", value, 0, finished(values[value]), len(shape))
+    pins = {
+        op: tuple((graph.values[v].shape, layouts.get(v)) for v in graph.ops[op].results) for op, _ in fresh
+    }
     return with_pins(imported, pins, operation_of, _around_scope)
 
 

@@ -63,6 +63,13 @@ def of_two(x: jax.Array, pin: Pin) -> Any:
     return pin(y) + order
 
 
+def split(x: jax.Array, pin: Pin) -> Any:
+    """An equation of two results, each of them made by an operation of its own."""
+    with jax.named_scope("jaxplan0"):
+        y, z = jax.lax.split(x, (32, 32), axis=1)
+    return jnp.tanh(pin(y)) + z, jnp.exp(z)
+
+
 def imported(step: Callable[..., Any], pin: Pin) -> Any:
     x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
     lowered = jax.jit(lambda x: step(x, pin), in_shardings=ROWS).trace(x).lower(lowering_platforms=("cpu",))
@@ -74,7 +81,7 @@ def imported(step: Callable[..., Any], pin: Pin) -> Any:
 def test_written_pins_are_those_of_a_lowering_with_them(step: Callable[..., Any], spec: P) -> None:
     before = imported(step, lambda y: y)
     layout = Layout(dims=tuple(() if d is None else (d,) if isinstance(d, str) else tuple(d) for d in spec))
-    written = with_pins(before, {0: ((64, 64), layout)}, number_of, around)
+    written = with_pins(before, {0: (((64, 64), layout),)}, number_of, around)
     lowered = imported(step, lambda y: jax.lax.with_sharding_constraint(y, NamedSharding(MESH, spec)))
     assert partition_imported(written) == partition_imported(lowered)
     # the module that was pinned is a copy
@@ -84,4 +91,14 @@ def test_written_pins_are_those_of_a_lowering_with_them(step: Callable[..., Any]
 @pytest.mark.parametrize(("step", "pinned"), [(looped, 0), (of_two, 0), (chain, 7)])
 def test_what_can_not_be_written_is_not(step: Callable[..., Any], pinned: int) -> None:
     layout = Layout(dims=((), ("data",)))
-    assert with_pins(imported(step, lambda y: y), {pinned: ((64, 64), layout)}, number_of, around) is None
+    pins = [((64, 64), layout)] * (2 if step is of_two else 1)
+    assert with_pins(imported(step, lambda y: y), {pinned: pins}, number_of, around) is None
+
+
+@pytest.mark.parametrize("spec", [P(None, None), P(None, "data"), P(("model", "data"), None)])
+def test_one_of_several_results_is_pinned(spec: P) -> None:
+    layout = Layout(dims=tuple(() if d is None else (d,) if isinstance(d, str) else tuple(d) for d in spec))
+    pins = {0: (((64, 32), layout), ((64, 32), None))}
+    written = with_pins(imported(split, lambda y: y), pins, number_of, around)
+    lowered = imported(split, lambda y: jax.lax.with_sharding_constraint(y, NamedSharding(MESH, spec)))
+    assert written is not None and partition_imported(written) == partition_imported(lowered)
