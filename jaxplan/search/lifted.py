@@ -10,6 +10,7 @@ for some of its nodes.  The bound is then a sum over kinds and links, each times
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Mapping
@@ -118,6 +119,12 @@ class LiftedAscent:
             matrix_s=pool.array(),
         )
 
+    def copy(self) -> LiftedAscent:
+        """The same messages, to be passed on apart."""
+        other = copy.copy(self)
+        other._flat = self._flat._replace(node_s=self._flat.node_s.copy(), shift_s=self._flat.shift_s.copy())
+        return other
+
     def sweep(self, daring: float) -> None:
         """There and back; with `daring` 0 the bound does not fall."""
         if self.order:
@@ -140,6 +147,8 @@ def _kinds(
         table[:, column] = np.bincount(np.searchsorted(members, mine), minlength=members.size)
     if extra is not None:
         table[:, -1] = np.unique(extra, axis=0, return_inverse=True)[1].reshape(-1)
+    if (table == table[0]).all():
+        return table[:1, :-1], np.zeros(1, np.int64), np.array([members.size])
     kinds, first, count = np.unique(table, axis=0, return_index=True, return_counts=True)
     return kinds[:, :-1], first, count
 
@@ -220,8 +229,21 @@ class _Table:
 
 
 def ascend(dual: LiftedAscent, best: Incumbent, relative_gap: float, deadline: float) -> None:
-    """Raise the bound of `best` until the gap is closed, little is gained, or the deadline (`time.monotonic`)."""
-    daring, decay, last_s, began_s = DARING, DECAY, -math.inf, -math.inf
+    """Raise the bound of `best` until the gap is closed, little is gained, or the deadline (`time.monotonic`).
+
+    Where daring leaves the gap open, caution is tried from the start as well: in networks whose layers differ in width
+    (U-Net, Inception) what many kinds can spare on average is far from what each of them can.
+    """
+    cautious = dual.copy()
+    _ascend(dual, best, relative_gap, deadline, DARING)
+    if not best.closed(relative_gap) and time.monotonic() < deadline:
+        _ascend(cautious, best, relative_gap, deadline, 0.0)
+
+
+def _ascend(
+    dual: LiftedAscent, best: Incumbent, relative_gap: float, deadline: float, daring: float
+) -> None:
+    dares, decay, last_s, began_s = daring > 0, DECAY, -math.inf, -math.inf
     for number in range(MOST_SWEEPS):
         dual.sweep(daring if daring > SETTLED else 0.0)
         daring *= decay
@@ -235,7 +257,7 @@ def ascend(dual: LiftedAscent, best: Incumbent, relative_gap: float, deadline: f
                 return
             least_s = LEAST_GAIN * (best.objective_s - bound_s)
             if bound_s - last_s < least_s and daring <= SETTLED * decay:
-                if best.bound_s - began_s < least_s:
+                if not dares or best.bound_s - began_s < least_s:
                     return
                 daring, decay, began_s = DARING, SECOND_DECAY, best.bound_s
             last_s = bound_s

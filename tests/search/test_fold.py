@@ -156,6 +156,18 @@ def test_more_sweeps_without_daring_never_lower_the_bound() -> None:
             last_s = dual.bound_s()
 
 
+def test_the_bound_is_never_under_what_caution_alone_proves() -> None:
+    """Daring can end far below: what kinds can spare on average is far from what each of them can."""
+    for seed in range(12):
+        problem = layered(seed, 12, width=4, strategies=4)
+        cautious = LiftedAscent(quotient_of(problem, 3))
+        for _ in range(8):
+            cautious.sweep(0.0)
+        best = Incumbent(problem)
+        ascend(LiftedAscent(quotient_of(problem, 3)), best, 0.0, np.inf)
+        assert best.bound_s >= cautious.bound_s() * (1 - 1e-12)
+
+
 @pytest.mark.parametrize("tight", [False, True])
 def test_a_folded_search_agrees_with_the_whole(tight: bool) -> None:
     equal = 0
