@@ -168,22 +168,32 @@ def _labels(
     for (kind, index, position, dim), order in orders.chosen.items():
         said[kind, index, position].append((dim, order))
     signs: list[list[Hashable]] = [
-        [e.eqn.primitive.name, *((v.aval.shape, str(v.aval.dtype)) for v in e.eqn.outvars if hasattr(v.aval, "shape"))]
+        [e.eqn.primitive.name, *((v.aval.shape, v.aval.dtype) for v in e.eqn.outvars if hasattr(v.aval, "shape"))]
         for e in listing.equations
-    ]  # fmt: skip
+    ]
+    numbers: dict[bytes, int] = {}
+    of_row: dict[int, int] = {}
+    of_value: dict[int, Hashable] = {}
 
-    def row(found: np.ndarray | None) -> bytes:
-        return b"-" if found is None else found.tobytes()
+    def row(found: np.ndarray | None) -> int:
+        # by identity first: a decision's rows are few arrays, which it keeps
+        if id(found) not in of_row:
+            of_row[id(found)] = -1 if found is None else numbers.setdefault(found.tobytes(), len(numbers))
+        return of_row[id(found)]
+
+    def made(value: int) -> Hashable:
+        if value not in of_value:
+            of_value[value] = row(values.get(value)), *said.get(("value", value, 0), ())
+        return of_value[value]
 
     for op, rule, equation in zip(graph.ops, rules, places.of_op, strict=True):
         sign: list[Hashable] = [id(rule), op.trips]
         if op.primitive == "sharding_constraint":
             sign.append(str(op.params["sharding"]))
         for position, value in enumerate(op.operands):
-            sign += [row(values.get(value)), row(reads.get((op.index, position)))]
-            sign += [*said.get(("value", value, 0), ()), *said.get(("read", op.index, position), ())]
-        for value in op.results:
-            sign += [row(values.get(value)), *said.get(("value", value, 0), ())]
+            asked = row(reads.get((op.index, position)))
+            sign += [made(value), asked, *(said.get(("read", op.index, position), ()) if said else ())]
+        sign += [made(value) for value in op.results]
         signs[equation].append(tuple(sign))
     for constraint in constraints:
         site = constraint.site

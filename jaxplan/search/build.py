@@ -60,16 +60,9 @@ def build(
 
 class _Builder:
     def __init__(
-        self,
-        graph: Graph,
-        model: CostModel,
-        rules: tuple[Rule, ...],
-        crossing: Traffic,
-        input_pins: Mapping[int, Allowed],
-        output_pins: Mapping[int, Allowed],
-        cap: int,
-        waited: Collection[int],
-    ) -> None:
+        self, graph: Graph, model: CostModel, rules: tuple[Rule, ...], crossing: Traffic,
+        input_pins: Mapping[int, Allowed], output_pins: Mapping[int, Allowed], cap: int, waited: Collection[int],
+    ) -> None:  # fmt: skip
         self.graph, self.model, self.axes = graph, model, model.axes
         self.input_pins, self.output_pins, self.cap = input_pins, output_pins, cap
         self.rules = rules
@@ -223,6 +216,8 @@ class _Builder:
             self.finished[value] = self._copied(value, op.trips, tied=True)
 
     def _copy(self, value: int) -> None:
+        if len(self.graph.uses()[value]) + self.returned[value] < 2:
+            return
         producer = self.producers[value]
         readers = {o for o, _ in self.sharing.readers(value) if self.sharing.shares(value, o)}
         returned = 0 if producer < 0 or self.sharing.follows(value) else self.returned[value]
@@ -271,10 +266,11 @@ class _Builder:
         key = ("edge", id(tail.places), id(head.places), tensor.shape, tensor.item_bytes, *how)
         if key not in self._cache:
             costs, mask = self._matrix(tail.places, head.places, tensor, *how)
-            self._cache[key] = self._shared(costs), None if mask is None else self._shared(mask)
-        costs, allowed = self._cache[key]
+            moved = Passage(tails=tail.places, heads=head.places, bytes=tensor.bytes, trips=trips)
+            self._cache[key] = self._shared(costs), None if mask is None else self._shared(mask), moved
+        costs, allowed, moved = self._cache[key]
         self.edges.append(Edge(tail=tail.node, head=head.node, costs_s=costs, allowed=allowed))
-        self.passages.append(Passage(tails=tail.places, heads=head.places, bytes=tensor.bytes, trips=trips))
+        self.passages.append(moved)
 
     def _matrix(
         self, tail: np.ndarray, head: np.ndarray, tensor: Value, trips: float, tied: bool, sliced: bool,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,8 +23,7 @@ Allowed = Callable[[np.ndarray], np.ndarray]
 """Rows of a place array -> mask of those that a pin leaves."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Port:
+class Port(NamedTuple):
     """A tensor's layout as a function of one node's strategy: row `s` of `places` belongs to strategy `s`."""
 
     node: int
@@ -184,28 +184,22 @@ def graph_rules(graph: Graph) -> tuple[Rule, ...]:
             words[id(value)] = repr(value)
         return words[id(value)]
 
+    types = [(value.shape, value.dtype) for value in graph.values]
     for op in graph.ops:
-        operands = [graph.values[v] for v in op.operands]
-        results = [graph.values[v] for v in op.results]
-        shapes = OpShapes(
-            primitive=op.primitive,
-            params=op.params,
-            operands=tuple(v.shape for v in operands),
-            results=tuple(v.shape for v in results),
-            operand_dtypes=tuple(v.dtype for v in operands),
-            result_dtypes=tuple(v.dtype for v in results),
-            equation=op.equation,
-        )
-        settings = tuple((k, said(v)) for k, v in sorted(op.params.items()) if "jaxpr" not in k)
-        key = (
-            op.primitive,
-            shapes.operands,
-            shapes.results,
-            shapes.operand_dtypes,
-            shapes.result_dtypes,
-            settings,
-        )
+        operands, results = tuple([types[v] for v in op.operands]), tuple([types[v] for v in op.results])
+        settings = tuple([(k, said(v)) for k, v in sorted(op.params.items()) if "jaxpr" not in k])
+        key = op.primitive, operands, results, settings
         if key not in cache:
-            cache[key] = rule_for(shapes)
+            cache[key] = rule_for(
+                OpShapes(
+                    primitive=op.primitive,
+                    params=op.params,
+                    operands=tuple(shape for shape, _ in operands),
+                    results=tuple(shape for shape, _ in results),
+                    operand_dtypes=tuple(dtype for _, dtype in operands),
+                    result_dtypes=tuple(dtype for _, dtype in results),
+                    equation=op.equation,
+                )
+            )
         rules.append(cache[key])
     return tuple(rules)
