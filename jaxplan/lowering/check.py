@@ -308,17 +308,18 @@ def _differences(
 def _cut_though_whole(graph: Graph, rules: Sequence[Rule], found: Mapping[int, Layout]) -> set[int]:
     """Values of which a dimension is cut that the rule of their maker, or of one of their readers, keeps whole."""
     cut: set[int] = set()
-    for op, rule in zip(graph.ops, rules, strict=True):
-        if found.keys().isdisjoint(op.operands) and found.keys().isdisjoint(op.results):
-            continue
-        sides = [*zip(op.operands, rule.operands, strict=True), *zip(op.results, rule.results, strict=True)]
-        for value, factors in sides:
-            layout = found.get(value)
-            if layout is not None and any(
-                names and rule.need_replication.issuperset(dim)
-                for names, dim in zip(layout.dims, factors, strict=True)
-            ):
-                cut.add(value)
+    producers, uses = graph.producers(), graph.uses()
+    for value, layout in found.items():
+        sides = [(rules[op], rules[op].operands[position]) for op, position in uses[value]]
+        if producers[value] >= 0:
+            maker = producers[value]
+            sides.append((rules[maker], rules[maker].results[graph.ops[maker].results.index(value)]))
+        if any(
+            names and rule.need_replication.issuperset(dim)
+            for rule, factors in sides
+            for names, dim in zip(layout.dims, factors, strict=True)
+        ):
+            cut.add(value)
     return cut
 
 
@@ -361,4 +362,6 @@ def _upstream(graph: Graph, rules: Sequence[Rule], ops: Collection[int]) -> set[
 
 def _around(graph: Graph, ops: set[int]) -> set[int]:
     """Values that operations `ops` read or make: pinned, they leave the partitioner no other choice."""
-    return {value for op in graph.ops if op.index in ops for value in (*op.operands, *op.results)}
+    return {
+        value for op in ops if op >= 0 for value in (*graph.ops[op].operands, *graph.ops[op].results)
+    }

@@ -101,8 +101,10 @@ def lower_flat(
     A layout of None leaves the leaf to the partitioner's propagation.  `donate`: positions of donated leaves.  With
     `short`, of the shortened step, over the leaves that are left of it.
     """
-    function, avals = planned_function(traced, constraints, mesh), [v.aval for v in traced.jaxpr.invars]
-    if short is not None:
+    avals = [v.aval for v in traced.jaxpr.invars]
+    if short is None:
+        function = planned_function(traced, constraints, mesh)
+    else:
         replay = _replay(traced, constraints, mesh)
 
         def function(*leaves: Any) -> list[Any]:
