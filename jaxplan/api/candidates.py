@@ -52,7 +52,7 @@ NEAR_LEAST_S = 20.0
 """A refusal is not worth a longer search."""
 
 FOLD_NODES = 10_000
-"""Nodes from which on a problem is folded: a smaller one is proved optimal as it is in a second or two."""
+"""Nodes from which on a problem that repeats is folded: a smaller one is proved optimal as it is in a second or two."""
 
 RIVAL_NODES = 2000
 """The same for a problem of which nothing has to be proved."""
@@ -285,7 +285,7 @@ class Pipeline:
         if self.options.search not in ("ilp", *TEMPLATES):
             return SEARCHES[self.options.search](problem, hint=hint, **self._limits)
         fold, nodes = self.options.fold, len(problem.nodes)
-        if fold is True or (fold == "auto" and nodes >= FOLD_NODES):
+        if fold is True or (fold == "auto" and nodes >= FOLD_NODES and space.folds.repeats):
             return solve_folded(
                 problem, hint=hint, unfold_gap=self.options.unfold_gap, folds=space.folds, **self._limits
             )

@@ -156,6 +156,12 @@ def test_more_sweeps_without_daring_never_lower_the_bound() -> None:
             last_s = dual.bound_s()
 
 
+def test_what_hardly_repeats_is_not_folded_unasked() -> None:
+    deep, shallow = Folds(layered(0, 64)), Folds(layered(0, 3))
+    assert deep.repeats and not shallow.repeats
+    assert deep.quotient(3, None) is not None
+
+
 def test_the_bound_is_never_under_what_caution_alone_proves() -> None:
     """Daring can end far below: what kinds can spare on average is far from what each of them can."""
     for seed in range(12):
