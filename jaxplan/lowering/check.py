@@ -34,11 +34,12 @@ from ..sharding import (
     reshard_steps,
     with_pins,
 )
-from .constrain import finished, pin_values
+from .constrain import finished, pin_values, turned_sums
 from .in_loops import entered, written_out
 from .jit import SCOPE, lower_flat
 from .listing import listing_of
 from .order import Orders
+from .pending import held_values
 from .repeats import Short, shortened
 
 _SCOPED = re.compile(rf"\b{SCOPE}(\d+)\b")
@@ -102,6 +103,7 @@ def check(
     graph = traced.graph
     expected, moves = _communicating(graph, rules, axes, values, reads)
     producers = graph.producers()
+    free = turned_sums(graph, values, reads, held_values(graph, values, reads))
     short = None
     if shorten:
         listing = listing_of(traced.jaxpr, traced.consts)
@@ -127,7 +129,7 @@ def check(
             at_fault = _around(graph, {op for c, op in collectives if c.kind != "all_slice"})
             at_fault |= _cut_though_whole(graph, rules, differing)
             at_fault |= _upstream(graph, rules, _undecided(collectives, moves))
-            fresh = [v for v in differing if v in at_fault and graph.values[v].site not in pinned]
+            fresh = [v for v in differing if v in at_fault - free and graph.values[v].site not in pinned]
             unplanned = tuple(
                 (c, op)
                 for c, op in collectives

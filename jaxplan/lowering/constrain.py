@@ -33,13 +33,13 @@ def planned_constraints(
 
     Sums that a loop accumulates stay pending, see `pending`: their layouts are written down, pending axes included.
     Operations that run in a `shard_map` of their own have all their operands and results written down, as its specs.
-    Between a transposed sum and what reads the addition it goes to nothing is pinned (`_turned_sums`).
+    Between a transposed sum and what reads the addition it goes to nothing is pinned (`turned_sums`).
     A loop's carry and stacked results are pinned too: they have one layout for the whole loop, which propagation
     would take from whichever end it reaches first.
     """
     producers = graph.producers()
     held = held_values(graph, values, reads)
-    turned = _turned_sums(graph, values, held)
+    turned = turned_sums(graph, values, reads, held)
     pins: dict[tuple[Site, Layout], Constraint] = {}
 
     def pin(site: Site | None, layout: Layout, value: int, source: str, primitive: str, why: str) -> None:
@@ -81,8 +81,13 @@ def planned_constraints(
     return (*pins.values(), *written)
 
 
-def _turned_sums(graph: Graph, values: Mapping[int, np.ndarray], held: frozenset[int]) -> frozenset[int]:
-    """Pending sums that are transposed, and what they are added up to where one operation reads it.
+def turned_sums(
+    graph: Graph,
+    values: Mapping[int, np.ndarray],
+    reads: Mapping[tuple[int, int], np.ndarray],
+    held: frozenset[int],
+) -> frozenset[int]:
+    """Pending sums that are transposed, and what they are added up to where all read it in one layout.
 
     Pinned on the way, Shardy reduces all of it and cuts it afterwards; left alone, it scatters it as it is read.
     """
@@ -90,7 +95,8 @@ def _turned_sums(graph: Graph, values: Mapping[int, np.ndarray], held: frozenset
     for op in graph.ops:
         turned = op.primitive == "transpose" or (op.primitive in SUMS and found.intersection(op.operands))
         for value in op.results if turned else ():
-            if value in values and value not in held and len(uses[value]) == 1 and (values[value] == UNREDUCED).any():
+            layouts = {reads[use].tobytes() for use in uses[value] if use in reads}
+            if value in values and value not in held and len(layouts) == 1 and (values[value] == UNREDUCED).any():
                 found.add(value)
     return frozenset(found)
 

@@ -47,6 +47,25 @@ def test_its_gradient_is_summed_once_as_the_search_decided(spec: P) -> None:
     assert plan.cost.objective_s == pytest.approx(plan.cost.step_s, rel=0.02)
 
 
+def averaged(state: Any, batch: Any) -> Any:
+    """An optimizer reads each gradient twice: for its average and for that of its squares."""
+    params, mean, square = state
+    grads = jax.grad(lambda params: step(params, batch)[1])(params)
+    mean = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, mean, grads)
+    square = jax.tree.map(lambda s, g: 0.9 * s + 0.1 * g**2, square, grads)
+    return jax.tree.map(lambda p, m, s: p - 0.1 * m / (jnp.sqrt(s) + 1e-3), params, mean, square), mean, square
+
+
+def test_it_is_scattered_once_for_all_who_read_it_so() -> None:
+    params, batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, jnp.float32), arguments(WIDTH, 8192))
+    plan = jaxplan.plan(
+        averaged, AbstractMesh((8,), ("data",)), (params, params, params), batch, hardware="tpu-v5e",
+        donate_argnums=0, constraints={"state/**": P("data"), "batch/*": P("data")},
+    )  # fmt: skip
+    sums = Counter(c.kind for c in plan.collectives if c.bytes == 4 * WIDTH**2 and c.kind != "all_gather")
+    assert sums == {"reduce_scatter": 2}
+
+
 @pytest.mark.parametrize("spec", [P(), P(None, "data"), P("data")])
 def test_its_update_is_that_of_one_device(mesh_8: Mesh, spec: P) -> None:
     with jax.enable_x64(True):
