@@ -88,7 +88,7 @@ test-ecosystem: .venv-ecosystem/.complete ## Train steps of public packages, pla
 	.venv-ecosystem/bin/python -m pytest -m ecosystem tests/ecosystem
 
 .venv-ecosystem/.complete: pyproject.toml
-	@echo "Making .venv-ecosystem: some twenty packages, about 8 GB"
+	@echo "Making .venv-ecosystem: some thirty packages, about 8 GB"
 	@$(PYTHON) -m venv .venv-ecosystem
 	@.venv-ecosystem/bin/python -m pip install --disable-pip-version-check -q -e ".[ecosystem]"
 	@touch $@
