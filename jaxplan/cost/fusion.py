@@ -19,8 +19,7 @@ from ..sharding import Rule
 from .fills import Fill, fills
 from .images import Lanes, image_lanes
 from .in_place import overwritable
-from .kinds import LOOP_EDGES, kind_of, source_values
-from .masks import DEAR, is_mask
+from .masks import fused_on, is_dear, is_mask
 from .residency import (
     Flow,
     SecondStack,
@@ -28,18 +27,29 @@ from .residency import (
     late_products,
     reordered_stacks,
     run_times,
+    taken_in,
     unmoved,
     written_again,
 )
 from .tiles import Tiling
 
+LOOP_EDGES = frozenset({"scan_slice", "scan_stack", "carry_init", "carry_next", "while_any", "while_test", "cond_join"})
+"""Our own operations at the edges of loops and branches: none computes."""
+
+_MOVEMENT = frozenset(
+    {"broadcast_in_dim", "concatenate", "dynamic_slice", "pad", "reshape", "rev", "slice", "split", "squeeze",
+     "transpose"}
+)  # fmt: skip
+"""Data movement that XLA fuses as it fuses elementwise work, whether or not layouts follow through it."""
+
+_REDUCTIONS = frozenset(
+    {"argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum"}
+)
+"""Reductions: the root of a kernel, fused with what makes their operand."""
+
 _COMPUTED_AGAIN = 2.25
 """How many times its own bytes a value may be read from to be computed again: what is converted from f32 to bf16 with a
 little beside it is (the softmax inside the TPU compiler's attention products)."""
-
-
-_WORTH_FUSING = 1.125
-"""The same for what a GPU's product computes of its operand: a bias beside the operand is no hindrance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +87,11 @@ class Traffic:
         return self.images.get(value, "any")
 
 
+def fused(op: Op, rule: Rule) -> bool:
+    """Whether `op` starts no kernel of its own."""
+    return (rule.follows or op.primitive in _MOVEMENT) and op.primitive not in LOOP_EDGES
+
+
 def traffic(graph: Graph, rules: Sequence[Rule], platform: str) -> Traffic:
     """What crosses memory in `graph` when XLA compiles it for `platform` ("tpu", "gpu" or "cpu"); see the module."""
     return _Kernels(graph, rules, platform).traffic()
@@ -87,13 +102,27 @@ def materialised(graph: Graph, rules: Sequence[Rule], platform: str) -> list[boo
     return list(traffic(graph, rules, platform).stored)
 
 
+def source_values(graph: Graph, rules: Sequence[Rule]) -> list[bool]:
+    """For every value whether it can be made anywhere in any layout at no price.
+
+    Constants, iota, broadcast scalars, and elementwise functions of nothing else.
+    """
+    source = [value.constant and value.index not in graph.constants for value in graph.values]
+    for op, rule in zip(graph.ops, rules, strict=True):
+        follows = rule.follows and op.primitive not in LOOP_EDGES
+        free = rule.source or (follows and bool(op.operands) and all(source[v] for v in op.operands))
+        for value in op.results:
+            source[value] = free
+    return source
+
+
 class _Kernels:
     def __init__(self, graph: Graph, rules: Sequence[Rule], platform: str) -> None:
         self.graph, self.rules, self.platform = graph, rules, platform
         self.source = source_values(graph, rules)
         self.producers = graph.producers()
         self.mask = [platform == "tpu" and is_mask(tensor) for tensor in graph.values]
-        self.kinds = [kind_of(graph, op, rules[op.index], platform) for op in graph.ops]
+        self.kinds = [self._kind(op) for op in graph.ops]
         self.loop_of = [-1] * len(graph.ops)
         for position, loop in enumerate(graph.loops):
             for t in range(loop.start, loop.stop):
@@ -113,6 +142,13 @@ class _Kernels:
         if smaller:
             self.stored = [kept or value in smaller for value, kept in enumerate(forced)]
             self._find_leaves()
+
+    def _kind(self, op: Op) -> str:
+        if op.primitive in LOOP_EDGES:
+            return "edge"
+        if fused(op, self.rules[op.index]) or fused_on(self.platform, self.graph, op):
+            return "fused"
+        return "reduction" if op.primitive in _REDUCTIONS else "heavy"
 
     def _open(self, op: Op) -> bool:
         """Whether what reads `op` may join its kernel, as it does with contractions of XLA for TPU."""
@@ -154,8 +190,10 @@ class _Kernels:
             kind = self.kinds[op.index]
             closed = kind == "heavy" and not self._open(op)
             whole: list[int] = []
-            if (closed and op.primitive != "dot_general") or op.primitive == "scan_slice":
-                whole += map(self._gathered_from, op.operands) if op.primitive == "gather" else op.operands
+            if op.primitive == "gather":
+                whole += map(self._gathered_from, op.operands)
+            elif (closed and op.primitive != "dot_general") or op.primitive == "scan_slice":
+                whole += op.operands
             if closed or kind == "reduction":
                 whole += op.results
             if op.primitive in ("scan_stack", "carry_init", "cond_join"):
@@ -182,9 +220,14 @@ class _Kernels:
         crosses = [False] * len(self.graph.values)
         contracted = [False] * len(self.graph.values)
         for op in self.graph.ops:
+            product = self.rules[op.index].matmul
             for value in op.operands:
                 crosses[value] |= self.value_level[value] < self.op_level[op.index]
-                contracted[value] |= self.rules[op.index].matmul
+                read = value
+                if product and self.platform == "gpu":
+                    read = taken_in(self.graph, self.producers, self.kinds, self.source, value)
+                crosses[read] |= crosses[value]
+                contracted[read] |= product
         for value in (*self.graph.inputs, *self.graph.constants):
             self.leaves[value] = {value: self.graph.values[value].bytes}
         for op in self.graph.ops:
@@ -221,7 +264,7 @@ class _Kernels:
     def _from_operands(self, op: Op, value: int) -> Mapping[int, float] | None:
         if op.primitive == "scan_slice":
             return {value: self.graph.values[value].bytes}
-        if self.kinds[op.index] != "fused" or (self.platform == "gpu" and op.primitive in DEAR):
+        if self.kinds[op.index] != "fused" or (self.platform == "gpu" and is_dear(self.graph, op)):
             return None
         leaves: dict[int, float] = {}
         for operand in op.operands:
@@ -230,22 +273,18 @@ class _Kernels:
                 if found is None:
                     return None
                 leaves.update(found)
+        if op.primitive == "gather" and op.operands[0] in leaves:  # no more of a table is read than is gathered
+            leaves[op.operands[0]] = min(leaves[op.operands[0]], self.graph.values[value].bytes)
         near = sum(leaves.values()) <= _COMPUTED_AGAIN * self.graph.values[value].bytes
         return leaves if near or self.mask[value] else None
 
     def _kept(self, value: int) -> bool:
-        """Whether a contraction wants `value` in memory, though it could compute it again.
-
-        TPU: a slice of a loop's stack of weights, which is converted once, before the loop (seen in the scanned
-        Llama's program).  GPU: what would have to be read from more bytes than it has; XLA's Triton products take only
-        other operands in (`IsInputWorthFusing`, xla/backends/gpu/transforms/gemm_fusion.cc).  CPU: everything.
-        """
+        """Whether a contraction wants `value` in memory, though it could compute it again: on TPU a slice of a loop's
+        stack of weights, which is converted once, before the loop (the scanned Llama's program); else everything."""
         leaves = self.leaves[value] or {}
         if self.platform == "tpu":
             return any(not self.stored[leaf] and self._buffer(leaf) for leaf in leaves)
-        if unmoved(self.graph, self.producers, value) in leaves:
-            return False
-        return self.platform == "cpu" or sum(leaves.values()) > _WORTH_FUSING * self.graph.values[value].bytes
+        return unmoved(self.graph, self.producers, value) not in leaves
 
     def traffic(self) -> Traffic:
         """See `Traffic`."""

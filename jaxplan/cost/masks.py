@@ -7,17 +7,18 @@ elements or fewer, masks are packed into bits, an eighth of a byte each, and bes
 than the f32 argument, which is what is counted.)  Seen in networks of relus and dropouts over matrices, sequences and
 images of 14 to 112 pixels a side, compiled for v5e, jax 0.10.2, libtpu 0.0.42.1.
 
-XLA for GPU stores a tanh or an error function that the backward pass reads again, though its argument is in memory
-too: of a gelu the argument, the tanh and the result (MLPs of six layers, and GPTs of four unrolled ones, compiled for
-H100, jax 0.10.2).  A logistic function it computes again.
+XLA for GPU stores a tanh or an error function in bf16 that the backward pass reads again, though its argument is in
+memory too: of a gelu the argument, the tanh and the result (MLPs of six layers, GPTs of four unrolled ones, a BERT and
+a ConvNeXt, compiled for H100, jax 0.10.2).  In f32, twice the bytes, it computes them again (an MLP-Mixer and a
+perceiver), a logistic function always.
 """
 
 from __future__ import annotations
 
 from ..ir import Graph, Op, Value
 
-#: Primitives that are too dear to be computed again on GPU.
-DEAR = frozenset({"tanh", "erf", "erfc"})
+_DEAR = frozenset({"tanh", "erf", "erfc"})
+_DEAR_BYTES = 2
 
 
 def is_mask(tensor: Value) -> bool:
@@ -28,3 +29,17 @@ def is_mask(tensor: Value) -> bool:
 def is_hash(graph: Graph, op: Op) -> bool:
     """Whether an operation hashes bits from a key by arithmetic alone (threefry)."""
     return op.primitive == "random_bits" and graph.values[op.operands[0]].dtype == "key<fry>"
+
+
+def fused_on(platform: str, graph: Graph, op: Op) -> bool:
+    """Whether XLA for a platform fuses an operation that is neither elementwise nor movement.
+
+    On TPU what hashes keys; on GPU gathers (a graph attention network's messages are gathered, weighed and added in one
+    kernel, H100, jax 0.10.2).
+    """
+    return op.primitive == "gather" if platform == "gpu" else platform == "tpu" and is_hash(graph, op)
+
+
+def is_dear(graph: Graph, op: Op) -> bool:
+    """Whether XLA for GPU would rather store what an operation makes than compute it again."""
+    return op.primitive in _DEAR and graph.values[op.results[0]].item_bytes <= _DEAR_BYTES

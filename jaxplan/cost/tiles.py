@@ -4,10 +4,11 @@ XLA for TPU lays the last two physical dimensions of a tensor out in tiles of 8 
 openxla.org/xla/tiled_layout) and chooses which dimensions those are. The choice that pads least is assumed, but for
 what is gathered and scattered in whole rows: those lie with the elements of a row side by side, as many lanes as that
 fills. So do the tables that rows are gathered from and added to, where that pads them little or leaves them small
-(tables and rows of 2 to 64 columns compiled for v5e, jax 0.10.2, libtpu 0.0.42.1). The result of an all_gather lies
-with the gathered dimension outermost, the others in order: 12 heads of 64 columns in tiles of 16 x 128, 2.7 times
-their bytes (T5's new parameters, gathered for the next step, and those of a GPT block).  Of several dimensions at once
-the pieces lie one after the other, each as it was: f32[650, 4, 650] of eight pieces as [5200, 1, 325] (an LSTM).
+(tables and rows of 2 to 64 columns compiled for v5e, jax 0.10.2, libtpu 0.0.42.1); a piece of one column is no row and
+pads least (a graph attention network whose heads are cut). The result of an all_gather lies with the gathered
+dimension outermost, the others in order: 12 heads of 64 columns in tiles of 16 x 128, 2.7 times their bytes (T5's new
+parameters, gathered for the next step, and those of a GPT block).  Of several dimensions at once the pieces lie one
+after the other, each as it was: f32[650, 4, 650] of eight pieces as [5200, 1, 325] (an LSTM).
 """
 
 from __future__ import annotations
@@ -47,13 +48,15 @@ def device_bytes(
     waste = _waste(tensor, places, axes)
     least = (waste[:, list(tiling)] if isinstance(tiling, tuple) else waste).min(axis=(1, 2))
     if tiling in ("rows", "table"):
-        in_rows = waste[:, rank - 1, rank - 2]
+        in_rows = np.where(_local(tensor, places, axes)[:, -1] > 1, waste[:, rank - 1, rank - 2], least)
         kept = (in_rows <= _TABLE_WASTE * least) | (whole * in_rows <= _TABLE_BYTES)
         least = in_rows if tiling == "rows" else np.where(kept, in_rows, least)
     return np.asarray(np.ceil(whole * least), np.int64)
 
 
-def gathered_bytes(tensor: Value, before: np.ndarray, after: np.ndarray, axes: MeshAxes, platform: str) -> int:
+def gathered_bytes(
+    tensor: Value, before: np.ndarray, after: np.ndarray, axes: MeshAxes, platform: str
+) -> int:
     """Bytes of an all_gather's result that has to be copied to where the tensor lies; 0 where it need not be.
 
     Args:
@@ -79,17 +82,22 @@ def gathered_bytes(tensor: Value, before: np.ndarray, after: np.ndarray, axes: M
 def _waste(tensor: Value, places: np.ndarray, axes: MeshAxes) -> np.ndarray:
     """`float64[n, rank, rank]`: how many times its bytes a tensor takes with these dimensions in lanes and in rows."""
     rank = len(tensor.shape)
-    local = np.broadcast_to(np.array(tensor.shape, np.float64), (len(places), rank)).copy()
-    for axis, (_, size) in enumerate(axes):
-        cut = np.flatnonzero(places[:, axis] >= 0)
-        local[cut, places[cut, axis]] /= size
-    local = np.maximum(np.ceil(local), 1)
+    local = _local(tensor, places, axes)
     lanes = np.ceil(local / _LANES) * _LANES / local
     # a tile of fewer rows is used where the dimension has fewer: 1, 2 or 4
     rows = np.where(local > 4, np.ceil(local / _SUBLANES) * _SUBLANES, 2 ** np.ceil(np.log2(local))) / local
     waste = lanes[:, :, None] * rows[:, None, :]
     waste[:, range(rank), range(rank)] = np.inf
     return np.asarray(waste)
+
+
+def _local(tensor: Value, places: np.ndarray, axes: MeshAxes) -> np.ndarray:
+    """`float64[n, rank]`: sizes of one device's part."""
+    local = np.broadcast_to(np.array(tensor.shape, np.float64), (len(places), len(tensor.shape))).copy()
+    for axis, (_, size) in enumerate(axes):
+        cut = np.flatnonzero(places[:, axis] >= 0)
+        local[cut, places[cut, axis]] /= size
+    return np.asarray(np.maximum(np.ceil(local), 1))
 
 
 def tiled_in_rows(graph: Graph) -> dict[int, Tiling]:
