@@ -111,19 +111,20 @@ class Elimination:
     """One elimination of all nodes of a problem; `slack` leaves out what is worth nothing.
 
     `width`, `base` and `step_s` merge points: see `frontier_tables.combine`.  `most_sums` may be taken for one table,
-    `most_work` for all of them.
+    `most_work` for all of them; `most_pairs` of two tables' choices may meet in a new one.
     """
 
     def __init__(
         self, problem: StrategyProblem, rows: Rows, width: float, *, base: float = 1.0, step_s: float = 0.0,
         deadline: float = math.inf, most_sums: float = MOST_SUMS, most_work: float = math.inf,
-        slack: Slack | None = None,
+        most_pairs: int = MOST_PAIRS, slack: Slack | None = None,
     ) -> None:  # fmt: skip
         endless = np.full(rows.count, np.iinfo(np.int64).max)
         self.slack = slack or Slack(price_s=np.zeros(rows.count), slack_s=math.inf, spare_bytes=endless)
         self.sizes = [node.costs_s.size for node in problem.nodes]
         self.width, self.base, self.step_s, self.rows, self.largest, self.sums = width, base, step_s, rows, 1, 0
-        self.most_sums, self.most_work, self.deadline = most_sums, most_work, deadline
+        self.most_sums, self.most_work, self.most_pairs = most_sums, most_work, most_pairs
+        self.deadline = deadline
         self.tables: list[Table] = [_unit(rows.count)]
         self.beside: list[set[int]] = [set() for _ in self.sizes]
         for node, costs in enumerate(problem.nodes):
@@ -245,12 +246,12 @@ class Elimination:
         a, b, slack = left.points, right.points, self.slack
         mine, others, entries = meet(
             order, key, out, _least(a, slack), other_order, other_key, other_out, _least(b, slack), slack.slack_s,
-            MOST_PAIRS,
+            self.most_pairs,
         )  # fmt: skip
         self.largest = max(self.largest, mine.size)
-        if mine.size > MOST_PAIRS:
+        if mine.size > self.most_pairs:
             raise TooWide(
-                f"frontier tables over {len(scope)} nodes together would have more than {MOST_PAIRS} entries: the "
+                f"frontier tables over {len(scope)} nodes together would have more than {self.most_pairs} entries: the "
                 "problem's graph is too dense for elimination"
             )
         many = np.diff(a.begin)[mine] * np.diff(b.begin)[others]

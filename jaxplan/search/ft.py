@@ -9,8 +9,7 @@ elimination does; again and again with other nodes kept, from the best found so 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,8 +18,9 @@ from .arena import Arena, search_in_arena
 from .base import Progress, SearchResult
 from .frontier import trace_frontier
 from .frontier_elimination import TooWide
+from .narrow import narrow
 from .optcnn import offer_repaired
-from .problem import Edge, StrategyProblem
+from .problem import StrategyProblem
 
 #: Points whose bytes differ by a smaller factor than 1 + this are one.
 WIDTH = 1e-3
@@ -64,7 +64,8 @@ def _eliminate(arena: Arena) -> None:
         kept = {node: int(current[node]) for node in given_up}
         try:
             found = trace_frontier(
-                restricted(problem, kept), width=WIDTH, most_rows=rows, most_sums=MOST_SUMS, deadline=arena.deadline
+                narrow(problem, {node: np.array([only]) for node, only in kept.items()}),
+                width=WIDTH, most_rows=rows, most_sums=MOST_SUMS, deadline=arena.deadline,
             )
         except TooWide:
             joint //= FEWER
@@ -123,28 +124,3 @@ def _given_up(problem: StrategyProblem, joint: int, random: np.random.Generator)
         for other in around:
             tables[other] = table(other)
     return given_up
-
-
-def restricted(problem: StrategyProblem, kept: Mapping[int, int]) -> StrategyProblem:
-    """The problem with one strategy left to some nodes, the same ones under the same numbers."""
-
-    def cut(edge: Edge) -> Edge:
-        rows = [kept[edge.tail]] if edge.tail in kept else slice(None)
-        columns = [kept[edge.head]] if edge.head in kept else slice(None)
-        if edge.tail not in kept and edge.head not in kept:
-            return edge
-        mask = None if edge.allowed is None else np.ascontiguousarray(edge.allowed[rows][:, columns])
-        return replace(edge, costs_s=np.ascontiguousarray(edge.costs_s[rows][:, columns]), allowed=mask)
-
-    return replace(
-        problem,
-        nodes=tuple(
-            replace(node, costs_s=node.costs_s[[kept[i]]]) if i in kept else node
-            for i, node in enumerate(problem.nodes)
-        ),
-        edges=tuple(map(cut, problem.edges)),
-        usages=tuple(
-            replace(usage, bytes=usage.bytes[[kept[usage.node]]]) if usage.node in kept else usage
-            for usage in problem.usages
-        ),
-    )

@@ -113,6 +113,23 @@ class Floor:
         return np.where(budgets <= self.limit, np.minimum(line, table), -math.inf)
 
 
+@dataclass(frozen=True)
+class AnyOf:
+    """What is proved of every budget up to `limit` where each floor speaks of one part of what there is."""
+
+    limit: int
+    floors: tuple[Floor, ...]
+
+    @property
+    def sizes(self) -> Floats:
+        """Where any of the floors steps."""
+        return np.concatenate([floor.sizes for floor in self.floors])
+
+    def at(self, budgets: Floats | Ints) -> Floats:
+        """Seconds that nothing within each budget is under; -inf where this says nothing."""
+        return np.min([floor.at(budgets) for floor in self.floors], axis=0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Gap:
     """Budgets from `low_bytes` to `high_bytes`, both among them, of which more is not known than that their optimum is
@@ -143,7 +160,7 @@ class Known:
         self.problem, self.eps = problem, eps
         self.top_bytes = _most_bytes(problem)
         self.points: dict[tuple[int, ...], TradeoffPoint] = {}
-        self.floors: list[Floor] = []
+        self.floors: list[Floor | AnyOf] = []
         self.whole = False
         self._evaluate = Evaluator(replace(problem, limit_bytes=None))
 

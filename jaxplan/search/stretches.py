@@ -7,32 +7,34 @@ little over the bound consists of strategies that cost at most that little, and 
 that are left are few, tables over them small, and a point that has spent more is not carried on.  What comes out is
 every point of that stretch.  The next one begins under its smallest peak, down to the least of all.
 
-The stretch's length is chosen as it goes: shorter after tables that were too wide, longer after quick ones.
-Where even the shortest is too wide the walk ends, and searches under budgets (sweep.py) go on.
+Where nothing is found in a stretch, or its tables were too wide, the bound is far from what there is: then what is left
+is taken apart by a node whose bytes make the difference (branches.py), each part with prices and stretches of its own,
+always the one of the lowest bound next.  The stretch's length is chosen as it goes: shorter after tables that were too
+wide, longer after quick ones.  Where even the shortest is too wide the walk ends, and searches under budgets (sweep.py)
+go on.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from .branches import LAST_SWEEPS, MOST_ROWS, Branch
 from .dual import DualAscent
 from .evaluate import Evaluator
 from .frontier_elimination import Elimination, NoAssignment, Rows, Slack, Table, TooWide, assignment_of
-from .known import BudgetSearch, Floor, Known
+from .known import AnyOf, BudgetSearch, Floor, Known
 from .problem import Floats, Ints
 from .program import OutOfTime
 from .reduce import reduce
 
-#: Sweeps at each price, and prices that are tried for a stretch.
-SWEEPS, PRICES = 40, 10
-
-#: Time steps that the tables of a stretch carry; points that are over their budget at others are not of the stretch.
-MOST_ROWS = 3
+#: Parts that a problem is taken apart into for one limit; parting one has to raise its bound by this share of what a
+#: stretch would.
+MOST_PARTS, LEAST_RAISE = 64, 0.1
 
 #: Of two points that differ in seconds by less than this part of `eps` only the smaller one is looked at.
 PARTED = 0.1
@@ -47,16 +49,17 @@ MERGED_BYTES, MERGED_SPAN = 0.1, 0.03
 #: Where what was hidden leaves a budget open, so much less is merged there, twice.
 FINER = 0.1
 
-#: Sums of two points that the tables of a stretch may take: some seconds.
-MOST_SUMS = 30_000_000
+#: Pairs of joint choices that a table may be made of, sums of two points that a stretch may take, and the shortest
+#: stretch that is tried with these: first some tenths of a second, and where nothing is left to be parted some seconds.
+EFFORTS = ((500_000, 5_000_000, 1e-3), (2_000_000, 30_000_000, 1e-4))
 
 #: Bounds under this share of what the smallest peak costs are no measure of a stretch.
 LEAST_UNIT = 0.01
 
 #: The first stretch, as a share of its bound; the factor to a longer one, after fewer sums than these, and the longest;
-#: the factor to a shorter one, after more sums than these or too wide tables, and the shortest that is tried.
+#: the factor to a shorter one, after too wide tables, and the shortest that is tried.
 FIRST, LONGER, FEW_SUMS, LONGEST = 0.002, 3.0, 1_000_000, 0.3
-SHORTER, MANY_SUMS, SHORTEST = 0.3, 5_000_000, 1e-4
+SHORTER, SHORTEST = 0.3, EFFORTS[-1][2]
 
 
 def walk_frontier(
@@ -95,6 +98,27 @@ def walk_frontier(
     return stretches
 
 
+@dataclass(eq=False)
+class _Part:
+    """A branch as far as it is covered: up to `reached_s`, which proves `floor`, by stretches of a `share` of that.
+
+    `merged` and `effort` are how coarsely and with how large tables; from `wide_s` on these were too wide.
+    """
+
+    branch: Branch
+    floor: Floor
+    share: float
+    reached_s: float = -math.inf
+    wide_s: float = math.inf
+    merged: float = 1.0
+    effort: int = 0
+
+    @property
+    def low_s(self) -> float:
+        """Nothing within the limit is faster."""
+        return float(self.floor.at(np.array([self.branch.limit]))[0])
+
+
 class Stretches:
     """Tables over what can still lead to the points of a stretch, none begun after a deadline.
 
@@ -107,7 +131,6 @@ class Stretches:
         self.small = self.reduction.problem
         self.share, self.rows = FIRST, list[int]()
         self.rows_carried, self.largest, self.sums = 0, 0, 0
-        self.merged = 1.0
         # what a stretch is a share of, where its bound is less
         self.unit_s = max(abs(known.front()[0].objective_s) * LEAST_UNIT, math.ulp(1.0))
         self._judge = Evaluator(self.small)
@@ -118,101 +141,80 @@ class Stretches:
 
         `alone`: the point at the limit itself, though a grain's width of budgets is no gap.
         """
-
-        def is_open() -> bool:
-            known = self.known
-            return known.slack_at(limit) > known.eps if alone else known.gap_at(limit) is not None
-
-        dual = DualAscent(replace(self.small, limit_bytes=max(limit, 1)))
-        self._price(dual, limit)
-        from_s, wide_s, self.merged = dual.bound_s(), math.inf, 1.0
-        while time.monotonic() < self.deadline:
-            unit_s = max(abs(from_s), self.unit_s)
-            # no farther than half the way to what was too wide
-            target_s = min(from_s + self.share * unit_s, (from_s + wide_s) / 2)
-            if target_s - from_s < SHORTEST * unit_s:
-                break
+        known, floors = self.known, self.known.floors
+        whole = Branch(self.small, limit, by_byte=self._by_byte, best_s=known.best_at(limit))
+        self._by_byte = whole.by_byte
+        parts = [_Part(branch=whole, floor=whole.floor(), share=self.share)]
+        floors.append(AnyOf(limit, ()))
+        while True:
+            floors[-1] = AnyOf(limit, tuple(part.floor for part in parts))
+            is_open = known.slack_at(limit) > known.eps and (alone or known.gap_at(limit) is not None)
+            if not is_open or time.monotonic() > self.deadline:
+                return not is_open
+            part = min(parts, key=lambda one: one.low_s)
             try:
-                self.known.floors.append(self._stretch(dual, limit, target_s))
-            except TooWide:
-                self.share, wide_s = max(self.share * SHORTER, SHORTEST), target_s
-                continue
+                then = self._advance(part, len(parts) < MOST_PARTS)
             except OutOfTime:
-                break
-            if self.sums < FEW_SUMS:
-                self.share = min(self.share * LONGER, LONGEST)
-            elif self.sums > MANY_SUMS:
-                self.share = max(self.share * SHORTER, SHORTEST)
-            if not is_open():
-                return True
-            if target_s > self.known.best_at(limit):
-                # merging hid it, or the tables left out a time step at which what they have is too large
-                self.merged *= FINER
-                if self.merged < FINER**2 / 2:
-                    break
-                continue
-            from_s = target_s
-        self.share = max(self.share, FIRST)
-        self.known.floors.append(Floor(limit=limit, target_s=from_s))
-        return False
+                return False
+            self.share = max(part.share, FIRST)
+            if not then:
+                return False
+            parts = [*(one for one in parts if one is not part), *then]
 
-    def _price(self, dual: DualAscent, limit: int) -> None:
-        """Raise the bound by prices on the bytes at the time steps that overflow most, each as high as is best."""
-        for _ in range(SWEEPS):
-            chosen = dual.sweep()
-        self._by_byte = {row: price for row, price in self._by_byte.items() if price}
-        prices: dict[int, float] = {}
-        for _ in range(MOST_ROWS):
-            alive = self._judge.timeline_bytes(chosen.tolist())
-            row = int(self._judge.times[int(np.argmax(alive))]) if alive.max(initial=0) > limit else -1
-            if row < 0 or row in prices:
-                break
-            prices[row] = self._by_byte[row] = self._best_price(dual, limit, prices, row)
-            self._bound_at(dual, limit, prices)
-            for _ in range(3 * SWEEPS):
-                chosen = dual.sweep()
+    def _advance(self, part: _Part, more: bool) -> list[_Part]:
+        """One stretch of a part, or its parts where that gets farther and there may be more; nothing: neither does.
 
-    def _bound_at(self, dual: DualAscent, limit: int, prices: Mapping[int, float]) -> float:
-        dual.set_prices({row: by_byte * max(limit, 1) for row, by_byte in prices.items()})
-        for _ in range(SWEEPS):
-            dual.sweep()
-        return dual.bound_s()
+        Raises:
+          OutOfTime: the deadline came first.
+        """
+        low_s, limit = part.low_s, part.branch.limit
+        if not part.branch.settled:
+            part.branch.raise_bound()
+            part.floor = part.branch.floor(low_s)
+            return [part]
+        unit_s = max(abs(low_s), self.unit_s)
+        step_s = min(part.share * unit_s, (part.wide_s - low_s) / 2)
+        if part.reached_s > self.known.best_at(limit):
+            # merging hid it, or the tables left out a time step at which what they have is too large
+            part.merged *= FINER
+            if part.merged < FINER**2 / 2:
+                return []
+            target_s = part.reached_s
+        elif step_s < EFFORTS[part.effort][2] * unit_s * (1 - 1e-9):
+            if part.effort == len(EFFORTS) - 1:
+                return []
+            part.effort, part.share, part.wide_s = part.effort + 1, FIRST, math.inf
+            return [part]
+        else:
+            # no farther than half the way to what was too wide
+            target_s = low_s + step_s
+        try:
+            part.floor = self._stretch(part, target_s)
+        except TooWide:
+            part.wide_s = target_s
+        else:
+            part.reached_s = target_s
+            if self.known.best_at(limit) <= target_s:
+                return [part]
+            step_s = part.share * unit_s
+        # nothing was found: the bound is not near what there is
+        parts = part.branch.parted(part.low_s + LEAST_RAISE * step_s, part.low_s + step_s) if more else None
+        if parts:
+            return [_Part(branch=one, floor=one.floor(part.low_s), share=part.share) for one in parts]
+        if part.wide_s <= target_s:
+            part.share = max(part.share * SHORTER, SHORTEST)
+        elif self.sums < FEW_SUMS:
+            part.share = min(part.share * LONGER, LONGEST)
+        return [part]
 
-    def _best_price(self, dual: DualAscent, limit: int, others: Mapping[int, float], row: int) -> float:
-        """Of the bytes alive at a time step, beside the prices of others, seconds a byte: by ever smaller factors."""
-        tried = {0.0: dual.bound_s()}
-        by_byte = self._by_byte.get(row) or self._chord(limit)
-        tried[by_byte] = self._bound_at(dual, limit, {**others, row: by_byte})
-        for _ in range(PRICES):
-            best = max(tried, key=lambda price: tried[price])
-            lower = max((price for price in tried if price < best), default=None)
-            higher = min((price for price in tried if price > best), default=None)
-            if higher is None:
-                by_byte = best * 4 or self._chord(limit)
-            else:
-                # within the wider side of the best, by factors
-                up, down = higher / best if best else 16.0, best / lower if lower else 16.0
-                by_byte = higher / math.sqrt(up) if up >= down else best / math.sqrt(down)
-            if by_byte in tried:
-                break
-            tried[by_byte] = self._bound_at(dual, limit, {**others, row: by_byte})
-        return max(tried, key=lambda price: tried[price])
-
-    def _chord(self, limit: int) -> float:
-        """Seconds a byte between the fastest point known and that of the smallest peak."""
-        front = self.known.front()
-        slow, fast = front[0], front[-1]
-        return (slow.objective_s - fast.objective_s) / max(fast.peak_bytes - slow.peak_bytes, 1)
-
-    def _stretch(self, dual: DualAscent, limit: int, target_s: float) -> Floor:
-        """Note the points within a limit that are no slower than a target; what is proved.
+    def _stretch(self, part: _Part, target_s: float) -> Floor:
+        """Note the points of a part within its limit that are no slower than a target; what is proved of the others.
 
         Raises:
           TooWide: the tables would be.  OutOfTime: the deadline came first.
         """
-        self.sums = 0
-        price_s = sum(dual.price.values()) / max(limit, 1)
-        nothing = Floor(limit=limit, target_s=target_s, price_s=price_s)
+        branch, dual, limit = part.branch, part.branch.dual, part.branch.limit
+        self.sums, nothing = 0, replace(branch.floor(), target_s=target_s)
         cut = dual.core(target_s)
         if cut is None:
             return nothing
@@ -223,7 +225,7 @@ class Stretches:
         step_of = {int(step): position for position, step in enumerate(again.time_steps)}
         inner = DualAscent(replace(again.problem, limit_bytes=max(limit, 1)))
         inner.set_prices({step_of[row]: price for row, price in dual.price.items() if row in step_of})
-        for _ in range(2 * SWEEPS):
+        for _ in range(2 * LAST_SWEEPS):
             inner.sweep()
         price_s = sum(inner.price.values()) / max(limit, 1)
         nothing = replace(nothing, price_s=price_s)
@@ -231,31 +233,35 @@ class Stretches:
         if inside is None:
             return nothing
         core, kept = inside
-        part, lacking_s = inner.shifted(kept, core)
+        rest, lacking_s = inner.shifted(kept, core)
 
         def lift(assignment: Sequence[int]) -> list[int]:
             middle = again.lift([int(own[s]) for own, s in zip(kept, assignment, strict=True)])
-            return [int(own[s]) for own, s in zip(cut[1], middle, strict=True)]
+            chosen = [int(own[s]) for own, s in zip(cut[1], middle, strict=True)]
+            for node, own in branch.kept.items():
+                chosen[node] = int(own[chosen[node]])
+            return chosen
 
         rows = [row for row in dict.fromkeys([*dual.price, *self.rows]) if row in step_of][:MOST_ROWS]
         proved: Floor | None = None
         while True:
-            carried = Rows(part, np.array([step_of[row] for row in rows], dtype=np.int64))
+            carried = Rows(rest, np.array([step_of[row] for row in rows], dtype=np.int64))
             by_row = np.array([inner.price.get(step_of[row], 0.0) / max(limit, 1) for row in rows])
             taken = carried.less_least()
             paid_s = taken @ by_row
-            nodes = tuple(replace(n, costs_s=n.costs_s + s) for n, s in zip(part.nodes, paid_s, strict=True))
+            nodes = tuple(replace(n, costs_s=n.costs_s + s) for n, s in zip(rest.nodes, paid_s, strict=True))
             slack = Slack(
                 price_s=by_row,
                 slack_s=target_s - inner.bound_s(),
                 spare_bytes=np.int64(limit) - taken.sum(axis=0),
             )
-            step_s = min(MERGED * self.known.eps * abs(target_s), MERGED_SLACK * slack.slack_s) * self.merged
-            width = MERGED_BYTES * self.known.eps * self.merged
+            step_s = min(MERGED * self.known.eps * abs(target_s), MERGED_SLACK * slack.slack_s) * part.merged
+            width = MERGED_BYTES * self.known.eps * part.merged
             base = max(1.0, MERGED_SPAN * self.known.span_bytes)
             elimination = Elimination(
-                replace(part, nodes=nodes), carried, width, base=base, step_s=step_s,
-                deadline=self.deadline, most_work=MOST_SUMS, slack=slack,
+                replace(rest, nodes=nodes), carried, width, base=base, step_s=step_s,
+                deadline=self.deadline, most_pairs=EFFORTS[part.effort][0], most_work=EFFORTS[part.effort][1],
+                slack=slack,
             )
             try:
                 final, largest = elimination.run()
@@ -269,7 +275,7 @@ class Stretches:
             self.sums += elimination.sums
             self.largest, self.rows_carried = max(self.largest, largest), max(self.rows_carried, len(rows))
             seconds = final.points.seconds + (lacking_s - paid_s.sum())
-            over = self._note(final, seconds, lift, len(part.nodes), taken.sum(axis=0))
+            over = self._note(final, seconds, lift, len(rest.nodes), taken.sum(axis=0))
             least = (final.points.low + taken.sum(axis=0)).max(axis=1, initial=0)
             early = final.points.early + (lacking_s - paid_s.sum())
             order = np.lexsort((early, least))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import dataclass
 
 import numpy as np
 
+from .narrow import narrow
 from .problem import Bools, Edge, Floats, Ints, Node, StrategyProblem, Usage
 from .quotient import Quotient
-
-Table = TypeVar("Table", Floats, Bools)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -96,21 +94,8 @@ def narrowed(tied: Tied, kept: Mapping[int, Ints]) -> Tied | None:
     rows = {owner: np.flatnonzero(mask) for owner, mask in masks.items() if not mask.all()}
     if not all(index.size for index in rows.values()):
         return None
-    nodes = list(tied.problem.nodes)
-    for owner, index in rows.items():
-        nodes[owner] = replace(nodes[owner], costs_s=nodes[owner].costs_s[index])
-    edges = list(tied.problem.edges)
-    for i, edge in enumerate(edges):
-        if edge.tail in rows or edge.head in rows:
-            rows_left, columns_left = rows.get(edge.tail), rows.get(edge.head)
-            allowed = None if edge.allowed is None else _part(edge.allowed, rows_left, columns_left)
-            edges[i] = replace(edge, costs_s=_part(edge.costs_s, rows_left, columns_left), allowed=allowed)
-    usages = tuple(
-        replace(usage, bytes=usage.bytes[rows[usage.node]]) if usage.node in rows else usage
-        for usage in tied.problem.usages
-    )
     return Tied(
-        problem=replace(tied.problem, nodes=tuple(nodes), edges=tuple(edges), usages=usages),
+        problem=narrow(tied.problem, rows),
         colour=tied.colour,
         owner=tied.owner,
         choices=tuple(
@@ -118,11 +103,6 @@ def narrowed(tied: Tied, kept: Mapping[int, Ints]) -> Tied | None:
             for choice, owner in zip(tied.choices, tied.owner.tolist(), strict=True)
         ),
     )
-
-
-def _part(matrix: Table, rows: Ints | None, columns: Ints | None) -> Table:
-    some = matrix if rows is None else matrix[rows]
-    return some if columns is None else np.ascontiguousarray(some[:, columns])
 
 
 def _usages(

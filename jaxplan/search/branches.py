@@ -1,0 +1,199 @@
+"""Parts of a problem, each bounded within a budget by prices of its own.
+
+A bound by prices on memory is that of mixtures: half of an assignment that overflows at one time step and half of one
+that overflows at another are within the budget together, and neither is.  Where it is one node whose strategies make
+the difference, the problem is parted by them: each part has prices of its own, and the least of the parts' bounds is
+a bound of the whole, often a far higher one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from . import moves
+from .dual import DualAscent
+from .frontier_elimination import Rows
+from .known import Floor
+from .narrow import narrow
+from .problem import Ints, StrategyProblem
+
+#: Sweeps at each price, and with the best prices at the end.
+SWEEPS, LAST_SWEEPS = 8, 40
+
+#: After so many prices that gain less than this part of a step, steps become shorter, to this part, down to the least.
+PATIENCE, LEAST_GAIN, SHORTER, LEAST_STEP = 5, 1e-3, 0.5, 0.005
+
+#: Prices are moved once more if that raised the bound by this part of what it may rise by.
+GAIN = 0.02
+
+#: Prices that are tried for one time step in the end, and the factor from one to the next as long as all are too low.
+HALVINGS, FARTHER = 8, 2.0
+
+#: What the bound may rise by where nothing within the budget is known, as a part of it.
+OPEN = 0.1
+
+#: Time steps whose bytes are priced.
+MOST_ROWS = 3
+
+#: Assignments that were cheapest at prices near the best: of those with the highest bounds so many are compared.
+COMPARED = 12
+
+#: Nodes that are tried for parting, those first whose bytes make most of a difference.
+CANDIDATES = 8
+
+
+class Branch:
+    """A part of a problem and its bound within a budget.
+
+    Attributes:
+      problem: the whole with only the strategies `kept` left to some nodes (by node, ascending); limit: the budget.
+      dual: with the best prices that were found; by_byte: these by time step, seconds a byte.
+      settled: whether better prices were looked for until there were none.
+    """
+
+    def __init__(
+        self, whole: StrategyProblem, limit: int, *, by_byte: Mapping[int, float], best_s: float = math.inf,
+        kept: Mapping[int, Ints] | None = None, enough_s: float = math.inf,
+    ) -> None:  # fmt: skip
+        """Price it.
+
+        Args:
+          by_byte: prices to begin with; best_s: what something within the budget costs; enough_s: a bound that is as
+            good as a higher one.
+        """
+        self.whole, self.limit, self.kept, self.by_byte = whole, limit, dict(kept or {}), dict(by_byte)
+        self.problem, self._best_s = narrow(whole, self.kept), best_s
+        self.dual = DualAscent(replace(self.problem, limit_bytes=max(limit, 1)))
+        self._cheapest: list[tuple[float, Ints, dict[int, float]]] = []
+        self._whole_yet, self.settled = True, False
+        dual = self.dual
+        dual.set_prices({row: one * max(limit, 1) for row, one in by_byte.items()})
+        self._look()
+        self.raise_bound(enough_s)
+
+    @property
+    def bound_s(self) -> float:
+        """Nothing of this part within the budget is faster."""
+        return self.dual.bound_s()
+
+    def floor(self, low_s: float = -math.inf) -> Floor:
+        """What that proves of smaller budgets; nothing is faster than `low_s` anyway."""
+        if low_s >= self.bound_s:
+            return Floor(limit=self.limit, target_s=low_s)
+        return Floor(limit=self.limit, target_s=self.bound_s, price_s=sum(self.by_byte.values()))
+
+    def parted(self, enough_s: float, target_s: float) -> list[Branch] | None:
+        """This part in parts, none of which has a bound under `enough_s`; none is raised any farther over `target_s`.
+
+        None if there is no way that soon leads there; asked again it still is None.
+        """
+        if not self._whole_yet:
+            return None
+        for node, groups in self._contested():
+            parts: list[Branch] = []
+            for group in groups:
+                left = self.kept[node][group] if node in self.kept else group
+                kept = {**self.kept, node: left}
+                parts.append(
+                    Branch(
+                        self.whole, self.limit, by_byte=self.by_byte, best_s=self._best_s, kept=kept,
+                        enough_s=target_s,
+                    )
+                )  # fmt: skip
+                if parts[-1].bound_s < enough_s:
+                    break
+            else:
+                return parts
+        self._whole_yet = False
+        return None
+
+    def _contested(self) -> list[tuple[int, list[Ints]]]:
+        """Nodes that cheap assignments disagree about at the priced time steps, and their strategies by bytes there:
+        first those among which the cheapest assignment has its own.
+        """
+        distinct: dict[bytes, Ints] = {}
+        price: dict[int, float] = {}
+        for _, chosen, prices in sorted(self._cheapest, key=lambda one: -one[0]):
+            if len(distinct) < COMPARED:
+                distinct.setdefault(chosen.tobytes(), chosen)
+                price |= {row: max(one, price.get(row, 0.0)) for row, one in prices.items()}
+        best = list(distinct.values())
+        rows = np.array(sorted(price), dtype=np.int64)
+        alive = Rows(self.problem, rows)
+        worth = np.array([price[row] for row in rows.tolist()])
+        differing: list[tuple[float, int]] = []
+        for node, costs in enumerate(self.problem.nodes):
+            if costs.costs_s.size > 1 and rows.size:
+                sizes = alive.of_node(node)[[int(chosen[node]) for chosen in best]]
+                differing.append((-float((np.ptp(sizes, axis=0) * worth).max()), node))
+        found = []
+        for spread, node in sorted(differing)[:CANDIDATES]:
+            _, group = np.unique(alive.of_node(node), axis=0, return_inverse=True)
+            group = group.reshape(-1)
+            first = int(group[best[0][node]])
+            numbers = sorted(set(group.tolist()), key=lambda number: (number != first, number))
+            if spread < 0:
+                found.append((node, [np.flatnonzero(group == number) for number in numbers]))
+        return found
+
+    def raise_bound(self, enough_s: float = math.inf) -> None:
+        """Raise the bound by prices on the bytes at the time steps that overflow, until that ends or it is enough."""
+        enough_s, bound_s, gained_s, open_s = min(enough_s, self._best_s), self.bound_s, math.inf, 0.0
+        while gained_s > GAIN * open_s and bound_s <= enough_s:
+            open_s = min(max(self._best_s - bound_s, LEAST_STEP * abs(bound_s)), OPEN * abs(bound_s))
+            self._climb(enough_s, open_s)
+            for row in sorted(self.dual.price):
+                self._settle(row)
+            bound_s, gained_s = self.bound_s, self.bound_s - bound_s
+        self.settled = bound_s <= enough_s or bound_s > self._best_s
+        for _ in range(LAST_SWEEPS):
+            self.dual.sweep()
+        self.by_byte = {row: price / max(self.limit, 1) for row, price in self.dual.price.items()}
+
+    def _climb(self, enough_s: float, open_s: float) -> None:
+        """Move the prices along the overflow: Polyak's steps, as if the bound could rise by `open_s`, ever shorter ones
+        from the best prices so far.
+        """
+        dual, top_s, best, since, step = self.dual, -math.inf, self.dual.price, 0, 1.0
+        while step >= LEAST_STEP and top_s <= enough_s:
+            bound_s, alive = self._look()
+            since = 0 if bound_s - top_s > LEAST_GAIN * step * open_s else since + 1
+            if bound_s > top_s:
+                top_s, best = bound_s, dual.price
+            if not dual.price and alive.max(initial=0) <= self.limit:
+                break
+            if since == PATIENCE:
+                step, since = step * SHORTER, 0
+                dual.set_prices(best)
+                continue
+            dual.reprice(alive, step * open_s)
+            if len(dual.price) > MOST_ROWS:
+                most = sorted(dual.price, key=lambda row: (-dual.price[row], row))[:MOST_ROWS]
+                dual.set_prices({row: dual.price[row] for row in most})
+        dual.set_prices(best)
+        self._look()
+
+    def _settle(self, row: int) -> None:
+        """Move one row's price to where assignments that overflow there cost as much as those that don't."""
+        tried: dict[float, float] = {}
+        others, price = dict(self.dual.price), self.dual.price[row]
+        low, high = 0.0, math.inf
+        for _ in range(HALVINGS):
+            self.dual.set_prices({**others, row: price})
+            tried[price], alive = self._look()
+            low, high = (price, high) if alive[row] > self.limit else (low, price)
+            price = low * FARTHER if math.isinf(high) else math.sqrt(low * high) if low else high / FARTHER
+        self.dual.set_prices({**others, row: max(tried, key=lambda one: tried[one])})
+        self._look()
+
+    def _look(self) -> tuple[float, Ints]:
+        """Let the messages settle at the prices: the bound, and the bytes alive of what is cheap there."""
+        for _ in range(SWEEPS):
+            chosen = self.dual.sweep()
+        bound_s = self.bound_s
+        self._cheapest.append((bound_s, chosen, self.dual.price))
+        return bound_s, moves.alive_bytes(self.dual.flat, chosen)

@@ -1,0 +1,79 @@
+"""Parts of a problem within a budget: bounds that hold, nothing left out, and what prices leave open closed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from jaxplan.search import Node, StrategyProblem, Usage, exhaustive
+from jaxplan.search.branches import Branch
+from jaxplan.search.evaluate import Evaluator
+from jaxplan.search.narrow import narrow
+from jaxplan.search.reduce import reduce
+
+from .problems import random_problem
+
+
+def optimum(problem: StrategyProblem, limit: int) -> float:
+    return exhaustive.solve(replace(problem, limit_bytes=limit)).objective_s
+
+
+def either_or() -> StrategyProblem:
+    """One choice overflows early, the other late; half of each would fit, and only a third, slow one does."""
+    return StrategyProblem(
+        nodes=(Node(name="choice", costs_s=np.array([1.0, 1.0, 5.0])),),
+        usages=(
+            Usage(node=0, start=0, stop=1, bytes=np.array([140, 20, 90])),
+            Usage(node=0, start=1, stop=2, bytes=np.array([20, 140, 90])),
+        ),
+    )
+
+
+def test_parting_closes_what_prices_leave_open() -> None:
+    problem = either_or()
+    whole = Branch(problem, 100, by_byte={}, best_s=5.0)
+    assert whole.bound_s == pytest.approx(1.0)
+    parts = whole.parted(4.9, 5.0)
+    assert parts is not None
+    assert min(part.bound_s for part in parts) == pytest.approx(5.0)
+    assert sorted(np.concatenate([part.kept[0] for part in parts]).tolist()) == [0, 1, 2]
+
+
+def test_where_nothing_is_gained_nothing_is_parted() -> None:
+    whole = Branch(either_or(), 100, by_byte={}, best_s=5.0)
+    assert whole.parted(5.1, 6.0) is None
+    # nor is it tried again
+    assert whole.parted(1.0, 6.0) is None
+
+
+def test_bounds_hold_for_parts_and_smaller_budgets() -> None:
+    parted = 0
+    for seed in range(700, 760):
+        problem = random_problem(seed)
+        reduction = reduce(problem, for_peak=True)
+        if reduction.infeasible:
+            continue
+        small = reduction.problem
+        judge = Evaluator(small)
+        rng = np.random.default_rng(seed)
+        peaks = [judge([int(rng.integers(n.costs_s.size)) for n in small.nodes]).peak_bytes for _ in range(8)]
+        limit = int(np.median(peaks))
+        best_s = optimum(small, limit)
+        whole = Branch(small, limit, by_byte={}, best_s=best_s)
+        assert whole.bound_s <= best_s * (1 + 1e-9) + 1e-12
+        parts = whole.parted(whole.bound_s + 1e-3 * abs(best_s - whole.bound_s), best_s)
+        if not np.isfinite(best_s) or parts is None:
+            continue
+        parted += 1
+        found = []
+        for part in parts:
+            one_s = optimum(narrow(small, part.kept), limit)
+            found.append(one_s)
+            assert part.bound_s <= one_s * (1 + 1e-9) + 1e-12
+            tighter = int(limit * 0.9)
+            least_s = optimum(narrow(small, part.kept), tighter)
+            assert part.floor().at(np.array([tighter]))[0] <= least_s * (1 + 1e-9) + 1e-12
+        assert min(found) == pytest.approx(best_s)
+    assert parted > 5
