@@ -6,7 +6,10 @@ import re
 
 from .errors import ArgumentError
 
-_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+#: (how much, its name), the largest first.
+BYTES = ((2.0**50, "PiB"), (2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
+SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
+
 _SUFFIX_BYTES = {
     "": 1, "b": 1,
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
@@ -19,10 +22,8 @@ def format_bytes(size_bytes: float) -> str:
     size = float(size_bytes)
     sign = "-" if size < 0 else ""
     size = abs(size)
-    for unit in _BINARY:
-        if size < 1024 or unit == _BINARY[-1]:
-            break
-        size /= 1024
+    scale, unit = next((one for one in BYTES if size >= one[0]), BYTES[-1])
+    size /= scale
     if unit == "B":
         return f"{sign}{size:.0f} B"
     digits = 2 if size < 10 else 1 if size < 100 else 0
@@ -33,10 +34,8 @@ def format_seconds(duration_s: float) -> str:
     """`format_seconds(0.0123) == "12.3 ms"`; three significant digits."""
     if duration_s == 0:
         return "0 s"
-    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if abs(duration_s) >= scale:
-            return f"{duration_s / scale:.3g} {unit}"
-    return f"{duration_s * 1e9:.3g} ns"
+    scale, unit = next((one for one in SECONDS if abs(duration_s) >= one[0]), SECONDS[-1])
+    return f"{duration_s / scale:.3g} {unit}"
 
 
 def parse_bytes(text: int | float | str) -> int:

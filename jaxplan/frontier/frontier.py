@@ -3,12 +3,14 @@
 First by exact elimination over frontier tables (`search.frontier`); where those would be too wide, stretch by stretch
 over what can still lead there (`search.stretches`), and then by searches under ever other budgets (`search.sweep`).
 All work on what the search prices and on its memory rows; each assignment is then simulated on the whole timeline,
-resharded copies included, and those that another one beats there are dropped.
+resharded copies included, and those that another one beats there are dropped.  What is proved is of the rest, in the
+search's count of bytes.  Large problems are folded (`search.folded_tradeoff`, `options.fold`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -31,9 +33,14 @@ from ..search import (
     Tradeoff,
     TradeoffPoint,
     decide,
+    folded_tradeoff,
+    staircase,
     tradeoff,
 )
 from .points import Frontier, FrontierPoint
+
+#: Decisions from which on layers that repeat are decided once, if not told otherwise: tables over fewer take seconds.
+FOLD_NODES = 4000
 
 
 def frontier(
@@ -68,10 +75,8 @@ def frontier(
     ready = prepared(traced, target, memory_bytes, constraints, chosen, step.said(target.axes))
     pipeline = ready.pipeline
     space = pipeline.space(ready.pins)
-    found, method = tradeoff(
-        space.problem, eps=eps, time_limit_s=time_limit_s, seed=chosen.seed, say=pipeline.say
-    )
-    points = _points(pipeline, space, found)
+    found, method = _searched(space, chosen, eps=eps, time_limit_s=time_limit_s, say=pipeline.say)
+    points, kept = _points(pipeline, space, found)
     if not points:
         raise InfeasibleError(
             f"no plan for `{traced.name}`: every assignment is forbidden by its constraints"
@@ -84,27 +89,47 @@ def frontier(
         points=points,
         method=method,
         eps=eps,
-        regret_bound=found.regret_bound,
+        regret_bound=kept.regret_bound,
+        apart_regret_bound=kept.apart_regret_bound,
     )
 
 
-def _points(pipeline: Pipeline, space: Space, found: Tradeoff) -> tuple[FrontierPoint, ...]:
-    """The points with their peaks as simulated, less those that another one beats then."""
+def _searched(
+    space: Space, options: Options, *, eps: float, time_limit_s: float, say: Callable[[str], None]
+) -> tuple[Tradeoff, str]:
+    """The frontier, folded where `options.fold` says so or, by "auto", where that leaves a large problem small."""
+    limits: dict[str, Any] = {"eps": eps, "time_limit_s": time_limit_s, "seed": options.seed, "say": say}
+    if options.fold is True or (options.fold == "auto" and len(space.problem.nodes) >= FOLD_NODES):
+        folded = folded_tradeoff(space.folds, **limits)
+        if folded is not None:
+            return folded
+    return tradeoff(space.problem, **limits)
+
+
+def _points(pipeline: Pipeline, space: Space, found: Tradeoff) -> tuple[tuple[FrontierPoint, ...], Tradeoff]:
+    """The points with their peaks as simulated, less those that another one beats then; of the rest, what is proved.
+
+    That is in the search's own count of bytes, in which the points are compared with what was not found.
+    """
     simulated = []
     for point in found.points:
         decision = decide(space, point.assignment)
         memory = pipeline.simulate(decision)
         one = Found(space=space, result=_result(point, found), decision=decision, memory=memory)
-        simulated.append((memory.peak_bytes, point.objective_s, one))
+        simulated.append((memory.peak_bytes, point.objective_s, one, point))
     kept: list[FrontierPoint] = []
-    for peak_bytes, step_s, one in sorted(simulated, key=lambda row: row[:2]):
+    counted: list[TradeoffPoint] = []
+    for peak_bytes, step_s, one, point in sorted(simulated, key=lambda row: row[:2]):
         if kept and step_s >= kept[-1].step_s:
             continue
-        bound_s = one.result.bound_s
+        counted.append(point)
         kept.append(
-            FrontierPoint(step_s=step_s, peak_bytes=peak_bytes, bound_s=bound_s, make=_maker(pipeline, one))
-        )
-    return tuple(kept)
+            FrontierPoint(
+                step_s=step_s, peak_bytes=peak_bytes, bound_s=one.result.bound_s, counted_bytes=point.peak_bytes,
+                make=_maker(pipeline, one),
+            )
+        )  # fmt: skip
+    return tuple(kept), replace(found, points=staircase(counted))
 
 
 def _result(point: TradeoffPoint, found: Tradeoff) -> SearchResult:

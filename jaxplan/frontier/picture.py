@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..units import format_bytes
+from ..units import BYTES, SECONDS, format_bytes
 from .points import Frontier, FrontierPoint
-from .svg import BYTES, SECONDS, Scale, line, page, text
+from .svg import Scale, line, page, text
 
 _LEFT, _TOP, _WIDTH, _HEIGHT = 96, 74, 760, 360
 

@@ -23,13 +23,15 @@ class FrontierPoint:
 
     Attributes:
       step_s, peak_bytes: what the search prices a step at, and the peak of its simulated memory on one device.
-      bound_s: nothing that the search's memory rows let into these bytes is faster.
+      counted_bytes: the peak as the search counts it: without the copies that resharding makes.
+      bound_s: nothing that it counts at so many bytes is faster.
       make: makes the plan; None in a frontier read from a file.
     """
 
     step_s: float
     peak_bytes: int
     bound_s: float
+    counted_bytes: int
     make: Callable[[], Plan] | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -56,9 +58,11 @@ class Frontier:
       points: at least one.
       method: how they were found, in words.
       eps: points nearer than this were not parted: in time, relatively, or of the memory from end to end.
-      regret_bound: how much slower, relatively, a point is at most than the fastest plan that the search's memory rows
-        let into any budget for which the point is the fastest; budgets as near to the next point as `eps` says are the
-        next point's.
+      regret_bound: at any budget, how much slower at most, relatively, the fastest of these points is than the fastest
+        plan there is, both by their `counted_bytes`; budgets as near to the next point as `eps` says are the next
+        point's.
+      apart_regret_bound: None, or layers that repeat were decided once: `bound_s` and `regret_bound` are of plans that
+        cut them alike, and this is how much slower than any plan a point is at most.
     """
 
     name: str
@@ -69,6 +73,7 @@ class Frontier:
     method: str
     eps: float
     regret_bound: float
+    apart_regret_bound: float | None = None
 
     def at_memory(self, budget: int | str) -> FrontierPoint:
         """The fastest point within a budget, in bytes or as "12GiB".
@@ -120,7 +125,7 @@ class Frontier:
     def __str__(self) -> str:
         lines = [
             f"Frontier of `{self.name}` on ({self.mesh}), {self.hardware}: {len(self.points)} plans, {self.method}, "
-            f"{_proved(self.regret_bound)}",
+            f"{_proved(self.regret_bound)}{self._counted()}",
             f"  {'peak a device':>14}  {'step':>9}  {'not faster than':>15}",
         ]
         for point in self.points:
@@ -132,13 +137,25 @@ class Frontier:
             )
         return "\n".join(lines)
 
+    def _counted(self) -> str:
+        """What is to be said of the proof."""
+        parts = []
+        if self.apart_regret_bound is not None:
+            parts.append(f"against layers cut apart, {_within(self.apart_regret_bound)}")
+        copies = [point.peak_bytes - point.counted_bytes for point in self.points]
+        if any(copies):
+            least, most = format_bytes(min(copies)), format_bytes(max(copies))
+            size = least if least == most else f"{least} to {most}"
+            parts.append(f"counted without resharded copies ({size} of each peak)")
+        return f" ({'; '.join(parts)})" if parts else ""
+
     def to_json(self, path: str | os.PathLike[str]) -> None:
         """Write the points, without their plans; the same file for the same frontier."""
         document = {
             "name": self.name, "mesh": self.mesh, "hardware": self.hardware,
             "memory_bytes": self.memory_bytes, "method": self.method, "eps": self.eps,
-            "regret_bound": self.regret_bound,
-            "points": [[point.peak_bytes, point.step_s, point.bound_s] for point in self.points],
+            "regret_bound": self.regret_bound, "apart_regret_bound": self.apart_regret_bound,
+            "points": [[p.peak_bytes, p.step_s, p.bound_s, p.counted_bytes] for p in self.points],
         }  # fmt: skip
         write_document(path, document)
 
@@ -151,8 +168,10 @@ class Frontier:
         """
         with reading(path, "frontier") as document:
             points = tuple(
-                FrontierPoint(peak_bytes=int(size), step_s=float(step_s), bound_s=float(bound_s))
-                for size, step_s, bound_s in document.pop("points")
+                FrontierPoint(
+                    peak_bytes=int(size), step_s=float(step_s), bound_s=float(bound_s), counted_bytes=int(counted)
+                )
+                for size, step_s, bound_s, counted in document.pop("points")
             )
             return cls(points=points, **document)
 
@@ -164,7 +183,9 @@ class Frontier:
 
 
 def _proved(regret_bound: float) -> str:
-    if regret_bound < PROVED:
-        return "proved"
+    return "proved" if regret_bound < PROVED else f"proved {_within(regret_bound)}"
+
+
+def _within(regret_bound: float) -> str:
     percent = 100 * regret_bound
-    return f"proved within {percent:.2g} %" if percent < 100 else f"proved within {percent:.0f} %"
+    return f"within {percent:.2g} %" if percent < 100 else f"within {percent:.0f} %"

@@ -7,10 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-#: (how much, its name), the largest first.
-BYTES = tuple((float(2 ** (10 * i)), name) for i, name in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB"), (0, "B")))
-SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
-
 #: Ticks on an axis, about.
 TICKS = 8
 

@@ -20,10 +20,12 @@ from .evaluate import Evaluation as Evaluation
 from .evaluate import Evaluator as Evaluator
 from .evaluate import evaluate as evaluate
 from .fold import solve_folded as solve_folded
+from .folded_tradeoff import folded_tradeoff as folded_tradeoff
 from .folds import Folds as Folds
 from .ilp import solve as solve
 from .known import Tradeoff as Tradeoff
 from .known import TradeoffPoint as TradeoffPoint
+from .known import staircase as staircase
 from .least_peak import least_peak as least_peak
 from .problem import Edge as Edge
 from .problem import Node as Node

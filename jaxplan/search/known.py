@@ -58,6 +58,7 @@ class Tradeoff:
       floor: (bytes, seconds) steps by increasing bytes: with a budget under the next step's bytes nothing is faster.
       rows, largest: how many time steps the tables carried, and the entries of the largest; 0 of a sweep.
       grain_bytes: budgets that differ by no more were not told apart.
+      apart: None, or the floor is of assignments in which nodes that are alike choose alike, and this is that of all.
     """
 
     points: tuple[TradeoffPoint, ...]
@@ -65,6 +66,7 @@ class Tradeoff:
     rows: int
     largest: int
     grain_bytes: int = 0
+    apart: tuple[tuple[int, float], ...] | None = None
 
     def at_memory(self, budget_bytes: int) -> TradeoffPoint | None:
         """The fastest point within a budget; None when none is."""
@@ -73,20 +75,32 @@ class Tradeoff:
 
     def bound_at(self, budget_bytes: float) -> float:
         """Seconds that no assignment within a budget is under; infinite when nothing is within it."""
-        position = bisect_right([size for size, _ in self.floor], budget_bytes)
-        return self.floor[position - 1][1] if position else math.inf
+        return _bound_at(self.floor, budget_bytes)
 
     @property
     def regret_bound(self) -> float:
         """At most how much slower, relatively, a point is than the optimum of any budget for which it is the fastest
         (0: all exact); budgets less than a grain under the next point's peak are not told from it.
         """
+        return self._regret(self.floor)
+
+    @property
+    def apart_regret_bound(self) -> float | None:
+        """The same against all assignments where the floor is not of all of them."""
+        return None if self.apart is None else self._regret(self.apart)
+
+    def _regret(self, floor: tuple[tuple[int, float], ...]) -> float:
         worst, ends = 0.0, [point.peak_bytes - 1 - self.grain_bytes for point in self.points[1:]]
         for point, budget in zip(self.points, [*ends, math.inf], strict=True):
-            bound_s = self.bound_at(budget)
+            bound_s = _bound_at(floor, budget)
             if budget >= point.peak_bytes and point.objective_s > bound_s:
                 worst = max(worst, point.objective_s / bound_s - 1 if bound_s > 0 else math.inf)
         return worst
+
+
+def _bound_at(floor: tuple[tuple[int, float], ...], budget_bytes: float) -> float:
+    position = bisect_right([size for size, _ in floor], budget_bytes)
+    return floor[position - 1][1] if position else math.inf
 
 
 @dataclass(frozen=True, kw_only=True)

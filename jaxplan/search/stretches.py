@@ -53,6 +53,9 @@ FINER = 0.1
 #: stretch that is tried with these: first some tenths of a second, and where nothing is left to be parted some seconds.
 EFFORTS = ((500_000, 5_000_000, 1e-3), (2_000_000, 30_000_000, 1e-4))
 
+#: Seconds for the one point at the smallest peak, where the next one is within a grain.
+LAST_S = 2.0
+
 #: Bounds under this share of what the smallest peak costs are no measure of a stretch.
 LEAST_UNIT = 0.01
 
@@ -92,8 +95,9 @@ def walk_frontier(
         if on_stretch is not None:
             on_stretch(len(known.front()), limit)
     # the end itself, which no gap wider than a grain is left of
-    smallest = known.front()[0].peak_bytes
-    if time.monotonic() < deadline and known.slack_at(smallest) > known.eps:
+    smallest, now = known.front()[0].peak_bytes, time.monotonic()
+    if now < deadline and known.slack_at(smallest) > known.eps:
+        stretches.deadline = min(deadline, now + LAST_S)
         stretches.cover(smallest, alone=True)
     return stretches
 

@@ -85,7 +85,9 @@ def tradeoff(
         # whatever the time: without the fastest end there is no frontier
         known.ask(search, None, known.front()[-1].assignment)
         searched += 1
-    if known.slack_at(smallest.peak_bytes) > eps and time.monotonic() < deadline:
+    # at the very end, within a grain of the next point, nothing is promised
+    alone = known.gap_at(smallest.peak_bytes) is not None
+    if alone and known.slack_at(smallest.peak_bytes) > eps and time.monotonic() < deadline:
         known.ask(search, smallest.peak_bytes, known.front()[0].assignment)
         searched += 1
     searched += sweep_frontier(

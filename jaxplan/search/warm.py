@@ -30,14 +30,12 @@ def warmed(module: str) -> Search:
 @functools.cache
 def load_walk() -> None:
     """The kernels of frontier tables and of the bounds that rule most of their entries out."""
-    from .dual import DualAscent
+    from .branches import Branch
     from .frontier import trace_frontier
 
     ring = _ring()
     trace_frontier(ring, width=1e-3, most_rows=1)
-    dual = DualAscent(ring)
-    dual.set_prices({0: 1.0})
-    dual.sweep()
+    Branch(ring, ring.limit_bytes or 0, by_byte={0: 1.0})
 
 
 def _ring() -> StrategyProblem:

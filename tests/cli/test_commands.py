@@ -367,8 +367,8 @@ def test_frontier_writes_its_files_and_prints_its_points(
     def frontier(step: Any, mesh: Any, *shapes: Any, **settings: Any) -> Frontier:
         asked.update(settings, mesh=dict(mesh.shape), shapes=len(shapes))
         points = (
-            FrontierPoint(step_s=2e-3, peak_bytes=10, bound_s=2e-3),
-            FrontierPoint(step_s=1e-3, peak_bytes=20, bound_s=1e-3),
+            FrontierPoint(step_s=2e-3, peak_bytes=10, bound_s=2e-3, counted_bytes=10),
+            FrontierPoint(step_s=1e-3, peak_bytes=20, bound_s=1e-3, counted_bytes=20),
         )
         return Frontier(
             name="step",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -15,7 +17,9 @@ from jax.sharding import AbstractMesh
 import jaxplan
 from jaxplan.errors import ArgumentError, InfeasibleError
 from jaxplan.frontier import Frontier, FrontierPoint
-from jaxplan.frontier.svg import BYTES, SECONDS, Scale
+from jaxplan.frontier.svg import Scale
+from jaxplan.search import Tradeoff, TradeoffPoint
+from jaxplan.units import BYTES, SECONDS
 
 
 def step(weights: dict[str, Any], x: jax.Array) -> tuple[dict[str, Any], jax.Array]:
@@ -117,7 +121,7 @@ def test_an_axis_has_round_ticks_that_are_told_apart(
 
 def test_the_knee_is_the_best_bargain() -> None:
     points = tuple(
-        FrontierPoint(step_s=step_s, peak_bytes=size, bound_s=step_s)
+        FrontierPoint(step_s=step_s, peak_bytes=size, bound_s=step_s, counted_bytes=size)
         for size, step_s in ((10, 10.0), (11, 4.0), (15, 3.5), (20, 3.0))
     )
     settings: dict[str, Any] = {"name": "step", "mesh": "data=2", "hardware": "tpu-v5e", "memory_bytes": 16}
@@ -134,3 +138,52 @@ def test_the_knee_is_the_best_bargain() -> None:
 def test_negative_limits_are_refused() -> None:
     with pytest.raises(ArgumentError, match="eps=-1"):
         jaxplan.frontier(step, MESH, WEIGHTS, shape(64, 512), eps=-1, **SETTINGS)
+
+
+def test_what_is_proved_is_of_the_points_that_are_left_after_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("jaxplan.frontier.frontier")
+    points = tuple(
+        TradeoffPoint(objective_s=step_s, peak_bytes=size, assignment=(size,))
+        for size, step_s in ((10, 3.0), (20, 2.0), (30, 1.0))
+    )
+    found = Tradeoff(points=points, floor=((0, 3.0), (20, 2.0), (30, 1.0)), rows=1, largest=1)
+    assert found.regret_bound == 0
+    # copies make the second one larger than the third
+    simulated = {10: 15, 20: 100, 30: 40}
+    monkeypatch.setattr(module, "decide", lambda space, assignment: assignment[0])
+    monkeypatch.setattr(module, "Found", lambda **parts: SimpleNamespace(**parts))
+    pipeline = SimpleNamespace(simulate=lambda size: SimpleNamespace(peak_bytes=simulated[size]))
+    left, counted = module._points(pipeline, None, found)
+    assert [(p.peak_bytes, p.counted_bytes, p.step_s) for p in left] == [(15, 10, 3.0), (40, 30, 1.0)]
+    # within 20 to 29 bytes, counted alike, two seconds are possible and three are what is left
+    assert counted.regret_bound == pytest.approx(0.5)
+
+
+def test_layers_that_repeat_are_decided_once_if_wished() -> None:
+    def deep(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+        for weight in weights:
+            x = jnp.tanh(x @ weight)
+        return x.sum()
+
+    sizes = [shape(256, 256)] * 16
+    settings: dict[str, Any] = {"hardware": "tpu-v5e", "eps": 0.01, "time_limit_s": 10}
+    folded = jaxplan.frontier(deep, MESH, sizes, shape(512, 256), options={"fold": True}, **settings)
+    assert "layers that repeat cut alike, proved" in str(folded)
+    assert "against layers cut apart, within" in str(folded)
+    assert folded.apart_regret_bound is not None
+    whole = jaxplan.frontier(deep, MESH, sizes, shape(512, 256), **settings)
+    assert whole.apart_regret_bound is None
+    for point in whole.points:
+        if point.peak_bytes >= folded.points[0].peak_bytes:
+            alike = folded.at_memory(point.peak_bytes)
+            assert alike.step_s <= point.step_s * (1 + folded.apart_regret_bound) * (1 + 0.01)
+
+
+def test_a_proof_says_what_it_counts() -> None:
+    point = FrontierPoint(step_s=1.0, peak_bytes=2**20, bound_s=1.0, counted_bytes=2**19)
+    found = Frontier(
+        name="step", mesh="data=2", hardware="tpu-v5e", memory_bytes=2**30, points=(point,), method="by hand",
+        eps=0.0, regret_bound=0.0, apart_regret_bound=0.25,
+    )  # fmt: skip
+    assert "by hand, proved (against layers cut apart, within 25 %; counted without" in str(found)
+    assert "without resharded copies (512 KiB of each peak))" in str(found)
