@@ -21,8 +21,9 @@ BUDGET_S = 10.0
 #: The part of the time that stretches are walked for, if budgets have to be searched for the rest.
 WALK_SHARE = 0.6
 
-#: Time steps that tables over a whole problem carry, the sums that one of them may take, and their part of the time.
-WHOLE_ROWS, WHOLE_SUMS, WHOLE_SHARE = 2, 50_000_000, 0.25
+#: Time steps that tables over a whole problem carry, the sums one of them may take, and their part of the time.  What
+#: merging hides adds up over the tables: where they are larger, stretches prove more in less time.
+WHOLE_ROWS, WHOLE_SUMS, WHOLE_SHARE = 2, 100_000, 0.25
 
 #: Of the least peak that is given, relatively.
 LEAST_GAP = 1e-3

@@ -384,3 +384,20 @@ def test_a_budget_that_nothing_keeps_has_no_point_and_an_infinite_bound() -> Non
     found = trace_frontier(chain(3, 3, 1))
     assert found.at_memory(0) is None
     assert found.bound_at(0) == math.inf
+
+
+def test_a_long_chain_is_walked_at_once() -> None:
+    rng = np.random.default_rng(0)
+    layers, strategies = 48, 16
+    nodes, edges, usages = [], [], []
+    for layer in range(layers):
+        nodes.append(Node(name=str(layer), costs_s=rng.lognormal(size=strategies)))
+        held = (rng.lognormal(size=strategies) * 1e6).astype(np.int64)
+        usages.append(Usage(node=layer, start=0, stop=1, bytes=held))
+        if layer:
+            edges.append(Edge(tail=layer - 1, head=layer, costs_s=rng.lognormal(size=(strategies, strategies))))
+    problem = StrategyProblem(nodes=tuple(nodes), edges=tuple(edges), usages=tuple(usages))
+    found, method = tradeoff(problem, eps=1e-3, time_limit_s=120)
+    # tables over all of it would be no nearer to a proof, and take longer
+    assert method == "by elimination, stretch by stretch"
+    assert found.regret_bound <= 1e-3
