@@ -25,6 +25,9 @@ WALK_SHARE = 0.6
 #: merging hides adds up over the tables: where they are larger, stretches prove more in less time.
 WHOLE_ROWS, WHOLE_SUMS, WHOLE_SHARE = 2, 100_000, 0.25
 
+#: The part of the time that may be spent on the least peak, without which there is no small end of the frontier.
+LEAST_SHARE = 0.25
+
 #: Of the least peak that is given, relatively.
 LEAST_GAP = 1e-3
 
@@ -67,7 +70,7 @@ def tradeoff(
         gap = max(eps / 10, 1e-6)
         return solve(limited, time_limit_s=BUDGET_S, relative_gap=gap, seed=seed, hint=start or None)
 
-    least = least_peak(problem, time_limit_s=BUDGET_S, seed=seed)
+    least = least_peak(problem, time_limit_s=max(BUDGET_S, LEAST_SHARE * time_limit_s), seed=seed)
     if least.assignment:
         known.note(least.assignment)
     elif least.termination is not Termination.INFEASIBLE:
