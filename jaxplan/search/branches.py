@@ -27,8 +27,11 @@ SWEEPS, LAST_SWEEPS = 8, 40
 #: After so many prices that gain less than this part of a step, steps become shorter, to this part, down to the least.
 PATIENCE, LEAST_GAIN, SHORTER, LEAST_STEP = 5, 1e-3, 0.5, 0.005
 
-#: Prices are moved once more if that raised the bound by this part of what it may rise by.
-GAIN = 0.02
+#: Prices that one climb tries at most: where costs cancel out, gains need not end.
+MOST_PRICES = 200
+
+#: Prices are moved so often, and once more only if that raised the bound by this part of what it may rise by.
+MOST_CLIMBS, GAIN = 8, 0.02
 
 #: Prices that are tried for one time step in the end, and the factor from one to the next as long as all are too low.
 HALVINGS, FARTHER = 8, 2.0
@@ -142,14 +145,19 @@ class Branch:
 
     def raise_bound(self, enough_s: float = math.inf) -> None:
         """Raise the bound by prices on the bytes at the time steps that overflow, until that ends or it is enough."""
-        enough_s, bound_s, gained_s, open_s = min(enough_s, self._best_s), self.bound_s, math.inf, 0.0
-        while gained_s > GAIN * open_s and bound_s <= enough_s:
+        enough_s, bound_s, open_s = min(enough_s, self._best_s), self.bound_s, 0.0
+        for _ in range(MOST_CLIMBS):
+            if bound_s > enough_s:
+                break
             open_s = min(max(self._best_s - bound_s, LEAST_STEP * abs(bound_s)), OPEN * abs(bound_s))
             self._climb(enough_s, open_s)
             for row in sorted(self.dual.price):
                 self._settle(row)
-            bound_s, gained_s = self.bound_s, self.bound_s - bound_s
+            before_s, bound_s = bound_s, self.bound_s
+            if bound_s - before_s <= GAIN * open_s:
+                break
         self.settled = bound_s <= enough_s or bound_s > self._best_s
+        self._spare(LEAST_GAIN * open_s)
         for _ in range(LAST_SWEEPS):
             self.dual.sweep()
         self.by_byte = {row: price / max(self.limit, 1) for row, price in self.dual.price.items()}
@@ -159,7 +167,9 @@ class Branch:
         from the best prices so far.
         """
         dual, top_s, best, since, step = self.dual, -math.inf, self.dual.price, 0, 1.0
-        while step >= LEAST_STEP and top_s <= enough_s:
+        for _ in range(MOST_PRICES):
+            if step < LEAST_STEP or top_s > enough_s:
+                break
             bound_s, alive = self._look()
             since = 0 if bound_s - top_s > LEAST_GAIN * step * open_s else since + 1
             if bound_s > top_s:
@@ -189,6 +199,15 @@ class Branch:
             price = low * FARTHER if math.isinf(high) else math.sqrt(low * high) if low else high / FARTHER
         self.dual.set_prices({**others, row: max(tried, key=lambda one: tried[one])})
         self._look()
+
+    def _spare(self, little_s: float) -> None:
+        """Do without prices that raise the bound by little: tables carry every time step that has one."""
+        for row in sorted(self.dual.price, key=lambda one: (self.dual.price[one], one))[:-1]:
+            price, bound_s = self.dual.price, self.bound_s
+            self.dual.set_prices({one: by for one, by in price.items() if one != row})
+            if self._look()[0] < bound_s - little_s:
+                self.dual.set_prices(price)
+                self._look()
 
     def _look(self) -> tuple[float, Ints]:
         """Let the messages settle at the prices: the bound, and the bytes alive of what is cheap there."""
