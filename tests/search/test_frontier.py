@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from dataclasses import replace
 
@@ -24,7 +25,7 @@ from jaxplan.search import (
 from jaxplan.search.evaluate import Evaluator
 from jaxplan.search.frontier import trace_frontier
 from jaxplan.search.frontier_elimination import TooWide
-from jaxplan.search.known import Known, Tradeoff
+from jaxplan.search.known import Known, Tradeoff, TradeoffPoint
 from jaxplan.search.stretches import walk_frontier
 from jaxplan.search.sweep import sweep_frontier
 
@@ -401,3 +402,18 @@ def test_a_long_chain_is_walked_at_once() -> None:
     # tables over all of it would be no nearer to a proof, and take longer
     assert method == "by elimination, stretch by stretch"
     assert found.regret_bound <= 1e-3
+
+
+def test_a_slow_point_that_has_nothing_but_the_least_peak_is_no_end() -> None:
+    fast, slow, end = (
+        TradeoffPoint(objective_s=step_s, peak_bytes=size, assignment=(size,))
+        for size, step_s in ((2000, 1.0), (1001, 2.0), (1000, 90.0))
+    )
+    found = Tradeoff(
+        points=(end, slow, fast), floor=((1000, 1.9), (1001, 2.0), (2000, 1.0)), rows=1, largest=1, grain_bytes=1
+    )
+    module = importlib.import_module("jaxplan.search.tradeoff")
+    assert module._without_loose_end(found, 1e-3).points == (slow, fast)
+    # as fast as can be, or more than a grain away: it stays
+    assert module._without_loose_end(replace(found, floor=((1000, 90.0), (1001, 2.0))), 1e-3).points[0] is end
+    assert module._without_loose_end(replace(found, grain_bytes=0), 1e-3).points[0] is end
