@@ -71,3 +71,9 @@ def test_its_numbers_are_those_of_one_device(mesh_4x2: Mesh) -> None:
     planned = jaxplan.auto_shard(descents, mesh_4x2, hardware="tpu-v5e", options={"compare_templates": False})
     for one, sharded in zip(jax.jit(descents)(*args), planned(*map(np.asarray, args)), strict=True):
         np.testing.assert_allclose(sharded, one, rtol=1e-5, atol=1e-6)
+
+
+def test_complex_numbers_among_a_programs_constants_are_no_hindrance() -> None:
+    """A spectral solver's."""
+    x = jax.ShapeDtypeStruct((64, 128), jnp.float32)
+    assert surprises(lambda x: jnp.fft.ifft(jnp.fft.fft(x) * (2j * jnp.pi)).real, x) == []
