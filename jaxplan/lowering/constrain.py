@@ -39,7 +39,7 @@ def planned_constraints(
     """
     producers = graph.producers()
     held = held_values(graph, values, reads)
-    turned = turned_sums(graph, values, reads, held)
+    turned, partly = turned_sums(graph, values, reads, held), _partly_scattered(graph, values, reads, held)
     pins: dict[tuple[Site, Layout], Constraint] = {}
 
     def pin(site: Site | None, layout: Layout, value: int, source: str, primitive: str, why: str) -> None:
@@ -57,10 +57,14 @@ def planned_constraints(
         producer = producers[value]
         if producer < 0 or value in held or value in turned:
             continue
-        op = graph.ops[producer]
+        op, rank = graph.ops[producer], len(graph.values[value].shape)
         at_edge = op.primitive in ("carry_init", "scan_stack")
-        if at_edge or UNREDUCED in row.tolist():
-            made = orders.layout("value", value, 0, finished(row), len(graph.values[value].shape))
+        if value in partly:
+            index, position = partly[value]
+            scattered = orders.on_the_way(value, index, position, reads[index, position], rank)
+            pin(graph.values[value].site, scattered, value, op.source, op.primitive, "sum")
+        elif at_edge or UNREDUCED in row.tolist():
+            made = orders.layout("value", value, 0, finished(row), rank)
             why = "propagation" if at_edge else "sum"
             pin(graph.values[value].site, made, value, op.source, op.primitive, why)
     for (index, position), row in sorted(reads.items()):
@@ -99,6 +103,30 @@ def turned_sums(
             if value in values and value not in held and len(layouts) == 1 and (values[value] == UNREDUCED).any():
                 found.add(value)
     return frozenset(found)
+
+
+def _partly_scattered(
+    graph: Graph,
+    values: Mapping[int, np.ndarray],
+    reads: Mapping[tuple[int, int], np.ndarray],
+    held: frozenset[int],
+) -> dict[int, tuple[int, int]]:
+    """Sums over several axes of which their one reader scatters some only, with (operation, operand) of that.
+
+    Pinned whole before it is read, XLA for TPU reduces it over all axes and cuts it afterwards (a hidden layer's
+    gradient on v5e, jax 0.10.2); pinned as it is read, it scatters over the ones and reduces over the others.
+    """
+    uses, found = graph.uses(), dict[int, tuple[int, int]]()
+    for value, row in values.items():
+        pending = row == UNREDUCED
+        if pending.sum() > 1 and value not in held and len(uses[value]) == 1:
+            reader = uses[value][0]
+            read = reads.get(reader)
+            if read is not None and not (read == UNREDUCED).any():
+                scattered = read[pending] >= 0
+                if scattered.any() and not scattered.all() and (read == row)[~pending].all():
+                    found[value] = reader
+    return found
 
 
 def _on_the_way(start: np.ndarray, copy: np.ndarray, row: np.ndarray) -> bool:
