@@ -77,6 +77,25 @@ def _chain(x: jax.Array) -> jax.Array:
     return x
 
 
+def _update(
+    weight: jax.Array, first: jax.Array, second: jax.Array, gradient: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    step = weight - first * 0.1 / (jnp.sqrt(second) + 1e-8)
+    return step, first * 0.9 + gradient * 0.1, second * 0.99 + gradient * gradient * 0.01
+
+
+# Kernels, and how many operands they have, for which a tile of up to 8 x 128 elements counts, not its bytes.
+VECTOR_KERNELS: tuple[tuple[str, Callable[..., Any], int], ...] = (
+    ("scale", lambda x: x * 2, 1),
+    ("add", lambda x, y: x + y, 2),
+    ("tanh", jnp.tanh, 1),
+    ("convert", lambda x: x.astype(jnp.float32 if x.dtype == jnp.bfloat16 else jnp.bfloat16), 1),
+    ("update", _update, 4),
+)
+# A million elements in whole tiles, and in tiles of one row: eight times as many.
+WHOLE_TILES, SINGLE_ROWS = (1024, 8, 128), (8192, 1, 128)
+
+
 class Compiler:
     """Compiles for one device of a topology and reads the expected cycles."""
 
@@ -150,6 +169,19 @@ def measure(target: Target) -> dict[str, Any]:
             seconds = row(f"{name} {what} 8192x8192", cycles, arity * count, size, name, matmul=False)
             if dtype is jnp.float32 and what == "scale":
                 stream_shares.append(size / seconds / profile.hbm_bytes_per_s)
+    tile_rows = [
+        {
+            "operation": what,
+            "dtype": jnp.dtype(dtype).name,
+            "shape": list(shape),
+            "cycles_a_tile": round(
+                compiler.cycles(function, *[(shape, dtype)] * arity) * 128 * shape[1] / float(np.prod(shape)), 1
+            ),
+        }
+        for shape, dtype in ((WHOLE_TILES, jnp.bfloat16), (SINGLE_ROWS, jnp.float32))
+        for what, function, arity in VECTOR_KERNELS
+    ]
+    tile_s = statistics.median(entry["cycles_a_tile"] for entry in tile_rows) / clock_hz
     side = 4096
     chain_cycles = compiler.cycles(_chain, ((side, side), jnp.float32))
     chain_flops, chain_bytes = 128.0 * side * side, 8.0 * side * side
@@ -163,8 +195,10 @@ def measure(target: Target) -> dict[str, Any]:
         "hbm_efficiency": round(statistics.median(stream_shares), 3),
         "vector_flops_per_s": float(f"{chain_flops * clock_hz / chain_cycles:.3g}"),
         "op_overhead_s": float(f"{floor_s:.3g}"),
+        "tile_s": float(f"{tile_s:.3g}"),
         "available_hbm_gib": compiler.available_hbm_gib(),
         "rows": rows,
+        "tile_rows": tile_rows,
     }
 
 
@@ -176,8 +210,8 @@ def main() -> None:
     out = Path(__file__).with_name("results.json")
     out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     for name, figures in results["targets"].items():
-        print(name, {key: value for key, value in figures.items() if key != "rows"})
-        for entry in figures["rows"]:
+        print(name, {key: value for key, value in figures.items() if not key.endswith("rows")})
+        for entry in (*figures["rows"], *figures["tile_rows"]):
             print("   ", entry)
 
 

@@ -19,7 +19,8 @@ from ..sharding import Rule
 from .fills import Fill, fills
 from .images import Lanes, image_lanes
 from .in_place import overwritable
-from .masks import fused_on, is_dear, is_mask
+from .kinds import LOOP_EDGES, kind_of, source_values
+from .masks import is_dear, is_mask
 from .residency import (
     Flow,
     SecondStack,
@@ -32,20 +33,7 @@ from .residency import (
     written_again,
 )
 from .tiles import Tiling
-
-LOOP_EDGES = frozenset({"scan_slice", "scan_stack", "carry_init", "carry_next", "while_any", "while_test", "cond_join"})
-"""Our own operations at the edges of loops and branches: none computes."""
-
-_MOVEMENT = frozenset(
-    {"broadcast_in_dim", "concatenate", "dynamic_slice", "pad", "reshape", "rev", "slice", "split", "squeeze",
-     "transpose"}
-)  # fmt: skip
-"""Data movement that XLA fuses as it fuses elementwise work, whether or not layouts follow through it."""
-
-_REDUCTIONS = frozenset(
-    {"argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum"}
-)
-"""Reductions: the root of a kernel, fused with what makes their operand."""
+from .vector_kernels import VectorKernel, vector_kernels
 
 _COMPUTED_AGAIN = 2.25
 """How many times its own bytes a value may be read from to be computed again: what is converted from f32 to bf16 with a
@@ -65,6 +53,7 @@ class Traffic:
       fills: buffers that one kernel fills, see there.
       over: TPU: for values those whose buffers they may take, see `overwritable`.
       images: TPU: values in the layout of convolutions, see `image_lanes`.
+      kernels: TPU: for every operation the kernel of the vector unit that it is part of; else None throughout.
       producers: for every value the operation that makes it, or -1.
       times: when each operation runs, as the index of an operation.  TPU: what is fused runs as soon as its last
         operand is there, however late it is written (a weight's gradient with the optimizer's arithmetic at the end);
@@ -79,6 +68,7 @@ class Traffic:
     fills: tuple[Fill, ...]
     over: Mapping[int, tuple[int, ...]]
     images: Mapping[int, Lanes]
+    kernels: tuple[VectorKernel | None, ...]
     producers: tuple[int, ...]
     times: tuple[int, ...]
 
@@ -87,33 +77,9 @@ class Traffic:
         return self.images.get(value, "any")
 
 
-def fused(op: Op, rule: Rule) -> bool:
-    """Whether `op` starts no kernel of its own."""
-    return (rule.follows or op.primitive in _MOVEMENT) and op.primitive not in LOOP_EDGES
-
-
 def traffic(graph: Graph, rules: Sequence[Rule], platform: str) -> Traffic:
     """What crosses memory in `graph` when XLA compiles it for `platform` ("tpu", "gpu" or "cpu"); see the module."""
     return _Kernels(graph, rules, platform).traffic()
-
-
-def materialised(graph: Graph, rules: Sequence[Rule], platform: str) -> list[bool]:
-    """For every value whether it exists in memory, `Traffic.stored`."""
-    return list(traffic(graph, rules, platform).stored)
-
-
-def source_values(graph: Graph, rules: Sequence[Rule]) -> list[bool]:
-    """For every value whether it can be made anywhere in any layout at no price.
-
-    Constants, iota, broadcast scalars, and elementwise functions of nothing else.
-    """
-    source = [value.constant and value.index not in graph.constants for value in graph.values]
-    for op, rule in zip(graph.ops, rules, strict=True):
-        follows = rule.follows and op.primitive not in LOOP_EDGES
-        free = rule.source or (follows and bool(op.operands) and all(source[v] for v in op.operands))
-        for value in op.results:
-            source[value] = free
-    return source
 
 
 class _Kernels:
@@ -122,7 +88,7 @@ class _Kernels:
         self.source = source_values(graph, rules)
         self.producers = graph.producers()
         self.mask = [platform == "tpu" and is_mask(tensor) for tensor in graph.values]
-        self.kinds = [self._kind(op) for op in graph.ops]
+        self.kinds = [kind_of(graph, op, rule, platform) for op, rule in zip(graph.ops, rules, strict=True)]
         self.loop_of = [-1] * len(graph.ops)
         for position, loop in enumerate(graph.loops):
             for t in range(loop.start, loop.stop):
@@ -142,13 +108,6 @@ class _Kernels:
         if smaller:
             self.stored = [kept or value in smaller for value, kept in enumerate(forced)]
             self._find_leaves()
-
-    def _kind(self, op: Op) -> str:
-        if op.primitive in LOOP_EDGES:
-            return "edge"
-        if fused(op, self.rules[op.index]) or fused_on(self.platform, self.graph, op):
-            return "fused"
-        return "reduction" if op.primitive in _REDUCTIONS else "heavy"
 
     def _open(self, op: Op) -> bool:
         """Whether what reads `op` may join its kernel, as it does with contractions of XLA for TPU."""
@@ -299,7 +258,7 @@ class _Kernels:
             loop_of=self.loop_of,
         )  # fmt: skip
         again = written_again(flow) if self.platform == "gpu" else set()
-        times = self._times(flow)
+        times, tpu = self._times(flow), self.platform == "tpu"
         for op in self.graph.ops:
             if op.primitive in ("scan_slice", "scan_stack"):
                 read, written = self._stack_traffic(op, again)
@@ -323,8 +282,9 @@ class _Kernels:
             writes=tuple(writes),
             second_stacks=self._second_stacks(flow),
             fills=fills(flow, times) if self.platform == "gpu" else (),
-            over=overwritable(flow, self.stored) if self.platform == "tpu" else {},
-            images=image_lanes(self.graph, self.rules) if self.platform == "tpu" else {},
+            over=overwritable(flow, self.stored) if tpu else {},
+            images=image_lanes(self.graph, self.rules) if tpu else {},
+            kernels=vector_kernels(flow, reads, writes, self._at_hand, self.op_level) if tpu else (None,) * len(reads),
             producers=tuple(self.producers),
             times=times,
         )
@@ -378,20 +338,21 @@ class _Kernels:
             return 0.0
         if self.kinds[op.index] == "heavy":
             return sum((self.leaves[value] or {value: self.graph.values[value].bytes}).values())
-        level = self.op_level[op.index]
-        if self._at_hand(value, op, level):
+        if self._at_hand(value, op):
             return 0.0
         total = 0.0
         for leaf, size in (self.leaves[value] or {}).items():
-            key = (leaf, self.loop_of[op.index], level)
-            if key not in seen and not self._at_hand(leaf, op, level):
+            key = (leaf, self.loop_of[op.index], self.op_level[op.index])
+            if key not in seen and not self._at_hand(leaf, op):
                 total += size
             seen.add(key)
         return total
 
-    def _at_hand(self, value: int, op: Op, level: int) -> bool:
+    def _at_hand(self, value: int, op: Op) -> bool:
         """Whether the kernel that `op` is part of makes `value` itself."""
-        return self._here(value, op) and self.value_level[value] == level and not self._buffer(value)
+        if not self._here(value, op) or self._buffer(value):
+            return False
+        return self.op_level[self.producers[value]] == self.op_level[op.index]
 
     def _buffer(self, value: int) -> bool:
         if self.producers[value] < 0:

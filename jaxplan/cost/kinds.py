@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..ir import Graph, Op
 from ..sharding import Rule
-from .masks import is_hash
+from .masks import fused_on
 
 LOOP_EDGES = frozenset({"scan_slice", "scan_stack", "carry_init", "carry_next", "while_any", "while_test", "cond_join"})
 """Our own operations at the edges of loops and branches: none computes."""
@@ -27,7 +27,7 @@ def kind_of(graph: Graph, op: Op, rule: Rule, platform: str) -> str:
     """ "fused", "reduction" (the root of a kernel), "heavy" (a kernel of its own) or "edge" (of a loop: no work)."""
     if op.primitive in LOOP_EDGES:
         return "edge"
-    if fused(op, rule) or (platform == "tpu" and is_hash(graph, op)):
+    if fused(op, rule) or fused_on(platform, graph, op):
         return "fused"
     return "reduction" if op.primitive in _REDUCTIONS or _multiplies(op, rule) else "heavy"
 

@@ -156,7 +156,7 @@ def simulate_memory(
         elif value in settled:
             kept = values[settled[value]]
             moved = not np.array_equal(row, kept)
-            gathered = gathered_bytes(graph.values[value], row, kept, axes, platform)
+            gathered = int(gathered_bytes(graph.values[value], row[None], kept[None], axes, platform)[0, 0])
             ledger.add("copies", start, whole, gathered)
             stop = start + 1 if moved else written_over(intervals, settled[value], start)
         elif value in outputs:
@@ -218,8 +218,11 @@ def _copies(
             own.setdefault(value, []).append(needed[op])
             continue
         loop = around[op][-1] if around[op] else (0, len(graph.ops))
-        # a whole stack is resharded before the loop and stays for its length
-        start, stop = loop if graph.ops[op].primitive == "scan_slice" else (when[op], needed[op])
+        start, stop = when[op], needed[op]
+        if graph.ops[op].primitive == "scan_slice":
+            # a whole stack is resharded before the first loop that goes along it, and stays until the last one ends
+            start, stop = loop
+            loop = around[op][-2] if len(around[op]) > 1 else (0, len(graph.ops))
         whole = whole_sums and all(
             a == UNREDUCED and b >= 0 for a, b, (_, n) in zip(made, row, axes, strict=True) if n > 1
         )

@@ -21,6 +21,8 @@ from .compute import roofline_seconds
 from .fusion import Traffic
 from .kinds import LOOP_EDGES, fused
 from .split_k import local_product, part_bytes
+from .tiles import gathered_bytes, tiles_of_rows
+from .vector_kernels import VectorKernel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +124,18 @@ class CostModel:
                 more += np.where(codes == code, extra[:, None], 0.0)
         return more
 
+    def settling_seconds(self, tail: np.ndarray, head: np.ndarray, tensor: Value) -> np.ndarray:
+        """`float64[a, b]`: what it costs to copy an all_gather's result to where the tensor lies, see `gathered_bytes`.
+
+        The next step's parameters, updated in pieces and gathered, are copied into the donated ones' buffers (compiled
+        for v5e and H100, jax 0.10.2).
+        """
+        twice = 2 * gathered_bytes(tensor, tail, head, self.axes, self.profile.kind)
+        seconds = self.memory_seconds(twice)
+        if self.profile.tile_s is None:
+            return seconds
+        return np.maximum(seconds, twice / 2 / tensor.item_bytes / _TILE * self.profile.tile_s)
+
     def op_seconds(
         self, op: Op, rule: Rule, options: Strategies, graph: Graph, crossing: Traffic
     ) -> np.ndarray:
@@ -132,9 +146,10 @@ class CostModel:
         """
         local_bytes = np.zeros(len(options))
         sizes = (*crossing.reads[op.index], *crossing.writes[op.index])
-        for size, places in zip(sizes, (*options.operands, *options.results), strict=True):
+        moved = zip((*op.operands, *op.results), sizes, (*options.operands, *options.results), strict=True)
+        for value, size, places in moved:
             if size:
-                local_bytes += size / pieces(places, self.axes)
+                local_bytes += self._streamed_bytes(graph.values[value], size, places, crossing.kernels[op.index])
         for halo in rule.halos:  # the piece and its edges are joined in a buffer of their own
             cut = (options.factors == halo.factor).any(axis=1) & bool(halo.widths)
             size = graph.values[op.operands[halo.operand]].bytes
@@ -154,6 +169,20 @@ class CostModel:
             dims = self._dims(rule, options, math.prod(graph.values[op.results[0]].shape))
         made_s = roofline_seconds(flops, local_bytes, dtype, self.profile, matmul=rule.matmul, dims=dims)
         return np.asarray(made_s + self.memory_seconds(parts))
+
+    def _streamed_bytes(
+        self, tensor: Value, size_bytes: float, places: np.ndarray, kernel: VectorKernel | None
+    ) -> np.ndarray:
+        """`float64[n]`: what a kernel moves of a tensor's `size_bytes`, or what would take as long as its tiles do."""
+        parts = pieces(places, self.axes)
+        local = np.asarray(size_bytes / parts)
+        if kernel is None or self.profile.tile_s is None:
+            return local
+        # what is computed of a narrower type is read in that one, element by element
+        tiles = min(size_bytes, tensor.bytes / tensor.item_bytes) / parts / _TILE
+        if kernel.in_rows:
+            tiles = tiles * tiles_of_rows(tensor, places, self.axes)
+        return np.maximum(local, tiles * self.profile.tile_s / kernel.arrays / self.memory_seconds(np.ones(())))
 
     def _part_bytes(self, op: Op, options: Strategies, graph: Graph, crossing: Traffic) -> np.ndarray:
         """Of a product that is split, bytes of the parts that it writes and a second kernel reads; see `split_k`."""
@@ -214,6 +243,6 @@ class CostModel:
         )
 
 
-_LANES = 128
-"""Elements side by side in a TPU's vector register and memory tile, on every generation so far
+_LANES, _TILE = 128, 8 * 128
+"""Elements side by side in a TPU's vector register and memory tile, and all of one, on every generation so far
 (jax.experimental.pallas.tpu, "tiling")."""

@@ -48,7 +48,7 @@ def device_bytes(
     waste = _waste(tensor, places, axes)
     least = (waste[:, list(tiling)] if isinstance(tiling, tuple) else waste).min(axis=(1, 2))
     if tiling in ("rows", "table"):
-        in_rows = np.where(_local(tensor, places, axes)[:, -1] > 1, waste[:, rank - 1, rank - 2], least)
+        in_rows = np.where(_local_sizes(tensor, places, axes)[:, -1] > 1, waste[:, rank - 1, rank - 2], least)
         kept = (in_rows <= _TABLE_WASTE * least) | (whole * in_rows <= _TABLE_BYTES)
         least = in_rows if tiling == "rows" else np.where(kept, in_rows, least)
     return np.asarray(np.ceil(whole * least), np.int64)
@@ -56,48 +56,69 @@ def device_bytes(
 
 def gathered_bytes(
     tensor: Value, before: np.ndarray, after: np.ndarray, axes: MeshAxes, platform: str
-) -> int:
-    """Bytes of an all_gather's result that has to be copied to where the tensor lies; 0 where it need not be.
+) -> np.ndarray:
+    """`int64[a, b]`: bytes of an all_gather's result that has to be copied to where the tensor lies; 0: need not be.
 
     Args:
-      before, after: layout rows; what is gathered are the dimensions that an axis cuts before and not after.
+      before, after: place arrays; what is gathered are the dimensions that an axis cuts before and not after.
     """
     rank = len(tensor.shape)
-    gathered = [int(d) for d, then in zip(before, after, strict=True) if d >= 0 and then != d]
-    dim = max(gathered, default=0)
-    if platform not in ("tpu", "gpu") or not gathered or rank < 2:
-        return 0
-    if platform == "gpu":
-        return int(device_bytes(tensor, after[None], axes, platform)[0]) if dim else 0
-    if len(set(gathered)) > 1:
-        as_it_was = _waste(tensor, before[None], axes)[0, rank - 1, rank - 2]
-        return round(tensor.bytes / pieces(after[None], axes)[0] * as_it_was)
-    waste = _waste(tensor, after[None], axes)[0]
-    order = [dim, *(d for d in range(rank) if d != dim)]
-    if dim == 0 and waste[rank - 1, rank - 2] == waste.min():
-        return 0
-    return int(np.ceil(tensor.bytes / pieces(after[None], axes)[0] * waste[order[-1], order[-2]]))
+    found = np.zeros((len(before), len(after)), np.int64)
+    if platform not in ("tpu", "gpu") or rank < 2:
+        return found
+    there, then = before[:, None, :], after[None, :, :]
+    gathered = np.where((there >= 0) & (then != there), there, -1)
+    dims = gathered.max(axis=2)
+    waste = _waste(tensor, after, axes)
+    local = tensor.bytes / pieces(after, axes)
+    for dim in set(dims.reshape(-1).tolist()) - {-1}:
+        if platform == "gpu":
+            copied = device_bytes(tensor, after, axes, platform) * (dim > 0)
+        else:
+            *_, row, lane = (dim, *(d for d in range(rank) if d != dim))
+            in_place = (dim == 0) & (waste[:, rank - 1, rank - 2] == waste.min(axis=(1, 2)))
+            copied = np.where(in_place, 0, np.ceil(local * waste[:, lane, row])).astype(np.int64)
+        found = np.where(dims == dim, copied, found)
+    if platform == "tpu":
+        several = sum((gathered == dim).any(axis=2).astype(int) for dim in range(rank)) > 1
+        as_it_was = _waste(tensor, before, axes)[:, rank - 1, rank - 2]
+        found = np.where(several, np.round(local * as_it_was[:, None]), found).astype(np.int64)
+    return found
+
+
+def tiles_of_rows(tensor: Value, places: np.ndarray, axes: MeshAxes) -> np.ndarray:
+    """`float64[n]`: how many times more tiles a tensor in row-major order has than one whose tiles are of eight rows.
+
+    One where another order would pad it less: it lies in that one.
+    """
+    rank = len(tensor.shape)
+    if rank < 2:
+        return np.ones(len(places))
+    waste = _waste(tensor, places, axes)
+    rows = _local_sizes(tensor, places, axes)[:, rank - 2]
+    in_order = waste[:, rank - 1, rank - 2] <= waste.min(axis=(1, 2))
+    return np.where(in_order, _SUBLANES / np.minimum(2 ** np.ceil(np.log2(rows)), _SUBLANES), 1.0)
+
+
+def _local_sizes(tensor: Value, places: np.ndarray, axes: MeshAxes) -> np.ndarray:
+    """`float64[n, rank]`: the dimensions of one device's part."""
+    local = np.broadcast_to(np.array(tensor.shape, np.float64), (len(places), len(tensor.shape))).copy()
+    for axis, (_, size) in enumerate(axes):
+        cut = np.flatnonzero(places[:, axis] >= 0)
+        local[cut, places[cut, axis]] /= size
+    return np.maximum(np.ceil(local), 1)
 
 
 def _waste(tensor: Value, places: np.ndarray, axes: MeshAxes) -> np.ndarray:
     """`float64[n, rank, rank]`: how many times its bytes a tensor takes with these dimensions in lanes and in rows."""
     rank = len(tensor.shape)
-    local = _local(tensor, places, axes)
+    local = _local_sizes(tensor, places, axes)
     lanes = np.ceil(local / _LANES) * _LANES / local
     # a tile of fewer rows is used where the dimension has fewer: 1, 2 or 4
     rows = np.where(local > 4, np.ceil(local / _SUBLANES) * _SUBLANES, 2 ** np.ceil(np.log2(local))) / local
     waste = lanes[:, :, None] * rows[:, None, :]
     waste[:, range(rank), range(rank)] = np.inf
     return np.asarray(waste)
-
-
-def _local(tensor: Value, places: np.ndarray, axes: MeshAxes) -> np.ndarray:
-    """`float64[n, rank]`: sizes of one device's part."""
-    local = np.broadcast_to(np.array(tensor.shape, np.float64), (len(places), len(tensor.shape))).copy()
-    for axis, (_, size) in enumerate(axes):
-        cut = np.flatnonzero(places[:, axis] >= 0)
-        local[cut, places[cut, axis]] /= size
-    return np.asarray(np.maximum(np.ceil(local), 1))
 
 
 def tiled_in_rows(graph: Graph) -> dict[int, Tiling]:

@@ -106,6 +106,7 @@ class Profile:
       hbm_bytes_per_s, hbm_efficiency: datasheet rate of memory, and the achieved share.
       op_overhead_s: no kernel takes less.
       clock_hz: turns the cycles that XLA's TPU compiler estimates into seconds; TPU only.
+      tile_s: the least that an elementwise kernel takes for a tile of up to 8 x 128 elements; TPU only.
       core_count, compute_capability: streaming multiprocessors, and NVIDIA's number of the generation; GPU only.
       links: innermost first.
       sources: where each number comes from, by its path: "hbm_bytes", "links.ici.bytes_per_s".
@@ -126,6 +127,7 @@ class Profile:
     links: tuple[Link, ...]
     sources: Mapping[str, str] = field(hash=False, repr=False)
     clock_hz: float | None = None
+    tile_s: float | None = None
     core_count: int | None = None
     compute_capability: float | None = None
 

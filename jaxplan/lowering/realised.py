@@ -156,6 +156,10 @@ class _Reader:
 
     def _edges(self) -> None:
         """What loops and branches pass on: our own operations, which the program doesn't name."""
+        for op in self.graph.ops:
+            # what an iteration makes may be gathered for the stack, whose slices come as it lies
+            if op.primitive == "scan_slice":
+                self._tie(op.operands[0], op.results[0], 1)
         for _ in range(2):  # a carry's layout may be known only from its next value
             for op in self.graph.ops:
                 if op.primitive == "scan_slice":
@@ -170,7 +174,11 @@ class _Reader:
                     for branch in op.operands[1:]:
                         self._tie(branch, op.results[0], 0)
         for op in self.graph.ops:
-            if op.primitive in ("carry_init", "cond_join") and op.results[0] in self.values:
+            if op.primitive == "scan_slice" and op.results[0] in self.values:
+                # of a stack that is gathered before its loop, the slices come gathered
+                row = _whole(self.values[op.results[0]])
+                self.reads[op.index, 0] = np.where(row >= 0, row + 1, NONE).astype(np.int8)
+            elif op.primitive in ("carry_init", "cond_join") and op.results[0] in self.values:
                 row = _whole(self.values[op.results[0]])
                 for position, value in enumerate(op.operands):
                     if self.graph.values[value].shape == self.graph.values[op.results[0]].shape:

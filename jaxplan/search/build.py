@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -15,7 +14,6 @@ from ..ir import (
     SUMS,
     Graph,
     Op,
-    Value,
     accumulating_ops,
     live_intervals,
     needed_until,
@@ -23,11 +21,12 @@ from ..ir import (
     start_shares,
     written_over,
 )  # fmt: skip
-from ..sharding import UNREDUCED, Moves, Rule, Strategies, all_places, busiest, pieces, reachable, strategies
+from ..sharding import UNREDUCED, Rule, Strategies, all_places, busiest, pieces, strategies
 from .parts import parts_taken
+from .passing import How, Passing
 from .problem import Edge, Node, StrategyProblem, Usage
-from .sharing import Sharing, tied_layouts
-from .space import Allowed, Passage, Port, Space, graph_rules
+from .sharing import Sharing
+from .space import Allowed, Passage, Port, Settling, Space, graph_rules
 
 
 def build(
@@ -78,12 +77,14 @@ class _Builder:
         self.nodes: list[Node] = []
         self.edges: list[Edge] = []
         self.passages: list[Passage] = []
+        self.settling: list[Settling] = []
         self.usages: list[Usage] = []
         self.labels: list[str] = []
         self.values: dict[int, Port] = {}
         self.finished: dict[int, Port] = {}
         self.copies: dict[int, Port] = {}
         self.copies_inside: dict[int, Port] = {}
+        self.held: dict[int, Port] = {}
         self.reads: dict[tuple[int, int], Port] = {}
         self.taken_from: dict[tuple[int, int], Port] = {}
         self.node_op: dict[int, int] = {}
@@ -92,6 +93,7 @@ class _Builder:
         self.complete = True
         self._cache: dict[tuple[Any, ...], Any] = {}
         self._distinct: dict[tuple[Any, ...], np.ndarray] = {}
+        self.passing = Passing(model, self._shared)
 
     def build(self, limit_bytes: int | None) -> Space:
         for position, value in enumerate(self.graph.inputs):
@@ -118,6 +120,7 @@ class _Builder:
             outputs=outputs,
             copies=self.taken_from,
             passages=tuple(self.passages),
+            settling=tuple(self.settling),
             labels=tuple(self.labels),
             node_op=self.node_op,
             strategies=self.node_strategies,
@@ -200,7 +203,7 @@ class _Builder:
     def _op_cost(self, op: Op, rule: Rule, options: Strategies) -> np.ndarray:
         moved = (self.crossing.reads[op.index], self.crossing.writes[op.index])
         dtype = self.graph.values[op.operands[0]].dtype if op.operands else ""
-        key = ("cost", id(rule), id(options), op.trips, moved, dtype, op.primitive)
+        key = ("cost", id(rule), id(options), op.trips, moved, dtype, op.primitive, self.crossing.kernels[op.index])
         if key not in self._cache:
             seconds = self.model.op_seconds(op, rule, options, self.graph, self.crossing)
             seconds = seconds + self.model.halo_seconds(op, rule, options, self.graph)
@@ -223,6 +226,18 @@ class _Builder:
         returned = 0 if producer < 0 or self.sharing.follows(value) else self.returned[value]
         if len(readers) + returned > 1 and self.graph.values[value].shape:
             self.copies[value] = self._copied(value, self.sharing.trips(value))
+        if len(self.sharing.along(value)) > 1:
+            self._hold(value)
+
+    def _hold(self, value: int) -> None:
+        """A stack that several loops go along may be resharded once, before them, and held for all of them."""
+        made, layouts = self.finished.get(value, self.values[value]), self._all(self.graph.values[value].shape)
+        port = Port(
+            node=self._node(np.zeros(2 * len(layouts)), f"stack of {self.labels[made.node]}"),
+            places=self._shared(np.concatenate([layouts, layouts])),
+        )
+        self._edge(made, port, value, How(trips=self.sharing.trips(value), held=True))
+        self.held[value] = port
 
     def _copy_inside(self, carry: int) -> None:
         """What the iterations of a loop read of its carry, they bring into layout once each."""
@@ -234,7 +249,7 @@ class _Builder:
         made, places = self.finished.get(value, self.values[value]), self._all(self.graph.values[value].shape)
         node = self._node(np.zeros(len(places)), f"{'sum' if tied else 'copy'} of {self.labels[made.node]}")
         port = Port(node=node, places=places)
-        self._edge(made, port, value, tied=tied, trips=trips)
+        self._edge(made, port, value, How(tied=tied, trips=trips))
         return port
 
     def _read(self, op: Op, position: int, port: Port, *, tied: bool, trips: float) -> None:
@@ -242,7 +257,9 @@ class _Builder:
         if self.source[value] or value not in self.values:
             return
         copy, inside = self.copies.get(value), self.copies_inside.get(value)
-        if copy is not None and self.sharing.shares(value, op.index):
+        if value in self.held and op.index in self.sharing.along(value):
+            made, can_tie = self.held[value], self.sharing.follows(value)
+        elif copy is not None and self.sharing.shares(value, op.index):
             made, can_tie = copy, not self.sharing.follows(value)
         elif inside is not None and self.sharing.shares_inside(value, op.index):
             made, can_tie = inside, True
@@ -250,55 +267,19 @@ class _Builder:
             made, can_tie = self.finished.get(value, self.values[value]), self.sharing.follows(value)
         if made is not self.values[value]:
             self.taken_from[op.index, position] = made
-        sliced = op.primitive == "scan_slice"
         cut = made is copy and self.sharing.several(value)
-        self._edge(made, port, value, tied=tied and can_tie, trips=trips, sliced=sliced, cut=cut)
+        sliced = op.primitive == "scan_slice"
+        self._edge(made, port, value, How(tied=tied and can_tie, trips=trips, sliced=sliced, cut=cut))
 
-    def _edge(
-        self, tail: Port, head: Port, value: int, *, tied: bool, trips: float, sliced: bool = False, cut: bool = False
-    ) -> None:
+    def _edge(self, tail: Port, head: Port, value: int, how: How) -> None:
         if tail.node == head.node:
             return
         tensor = self.graph.values[value]
         # parts of a total are added up before they are summed: what is left is one scalar, with a start of its own
-        share = self.start_shares[value] if tensor.shape else 1.0
-        how = (trips, tied, sliced, cut, share)
-        key = ("edge", id(tail.places), id(head.places), tensor.shape, tensor.item_bytes, *how)
-        if key not in self._cache:
-            costs, mask = self._matrix(tail.places, head.places, tensor, *how)
-            moved = Passage(tails=tail.places, heads=head.places, bytes=tensor.bytes, trips=trips)
-            self._cache[key] = self._shared(costs), None if mask is None else self._shared(mask), moved
-        costs, allowed, moved = self._cache[key]
+        how = how._replace(start_share=self.start_shares[value] if tensor.shape else 1.0)
+        costs, allowed, moved = self.passing.edge(tail.places, head.places, tensor, how)
         self.edges.append(Edge(tail=tail.node, head=head.node, costs_s=costs, allowed=allowed))
         self.passages.append(moved)
-
-    def _matrix(
-        self, tail: np.ndarray, head: np.ndarray, tensor: Value, trips: float, tied: bool, sliced: bool,
-        cut: bool, start_share: float,
-    ) -> tuple[np.ndarray, np.ndarray | None]:
-        if tied:
-            allowed = tied_layouts(tail, head, cut=cut)
-            if not (tail == UNREDUCED).any():
-                return np.zeros(allowed.shape), allowed
-        else:
-            allowed = reachable(tail, head)
-            if sliced:
-                # a loop gathers its own slice, one iteration's at a time: gathered before the loop, the whole stack
-                # would lie in memory; only what is cut along the loop itself has to be
-                a, b = tail[:, None, :], head[None, :, :]
-                allowed &= ((a == b) | (a < 0) | (a == 0)).all(axis=2)
-        price = functools.partial(self.model.collective, start_share=start_share)
-        once = self._moves(tail, head).price(tensor.bytes, price)
-        once = once + self.model.scattered_lanes_seconds(tail, head, tensor)
-        table = np.where(allowed, once * (1 + _LATER_DIMENSION * _moved_dimension(tail, head)) * trips, 0.0)
-        return np.ascontiguousarray(table), None if allowed.all() else allowed
-
-    def _moves(self, tail: np.ndarray, head: np.ndarray) -> Moves:
-        key = ("moves", id(tail), id(head))
-        if key not in self._cache:
-            self._cache[key] = Moves(tail, head, self.axes)
-        moves: Moves = self._cache[key]
-        return moves
 
     def _outputs(self) -> dict[int, Port]:
         inputs_of = {out: inp for inp, out in self.graph.aliases}
@@ -318,7 +299,12 @@ class _Builder:
                 )
             ports[position] = port
             if made is not None:
-                self._edge(made, port, value, tied=False, trips=1.0)
+                settled = position in inputs_of and self.producers[value] >= 0
+                self._edge(made, port, value, How(settled=settled))
+                if settled and made.node != port.node:
+                    seconds = self.passing.settling(made.places, port.places, self.graph.values[value])
+                    op = self.producers[value]
+                    self.settling.append(Settling(op=op, made=made.node, kept=port.node, seconds=seconds))
         return ports
 
     # -- memory -------------------------------------------------------------------------------------------
@@ -360,23 +346,31 @@ class _Builder:
                 self._usage(copy, value, made_stop, stop)
             else:
                 self._usage(port, value, start, stop)
+        for value, port in self.held.items():
+            loops = [self.sharing.around[o][-1] for o in self.sharing.along(value)]
+            self._usage(port, value, min(loops)[0], max(stop for _, stop in loops), held=True)
         for stack in self.crossing.second_stacks:
             if stack.value in self.values:
                 self._usage(self.values[stack.value], stack.value, stack.start, stack.stop, times=stack.trips)
 
     def _usage(
-        self, port: Port, value: int, start: int, stop: int, *, pending: bool = False, times: float = 1.0
-    ) -> None:
-        """`pending`: only the strategies that leave a pending sum take memory; `times`: so many of it."""
+        self, port: Port, value: int, start: int, stop: int,
+        *, pending: bool = False, held: bool = False, times: float = 1.0,
+    ) -> None:  # fmt: skip
+        """`pending`: only the strategies that leave a pending sum take memory; `held`: the second half of them does;
+        `times`: so many of it."""
         if stop <= start:
             return
         tensor, tiling = self.graph.values[value], self.crossing.tiling(value)
-        key = ("usage", id(port.places), tensor.shape, tensor.item_bytes, pending, times, tiling)
+        key = ("usage", id(port.places), tensor.shape, tensor.item_bytes, pending, held, times, tiling)
         if key not in self._cache:
-            held = device_bytes(tensor, port.places, self.axes, self.model.profile.kind, tiling)
-            held = np.ceil(held * times).astype(np.int64)
-            held = held * (port.places == UNREDUCED).any(axis=1) if pending else held
-            self._cache[key] = self._shared(held)
+            size = device_bytes(tensor, port.places, self.axes, self.model.profile.kind, tiling)
+            size = np.ceil(size * times).astype(np.int64)
+            if pending:
+                size = size * (port.places == UNREDUCED).any(axis=1)
+            if held:
+                size[: len(size) // 2] = 0
+            self._cache[key] = self._shared(size)
         if self._cache[key].any():
             self.usages.append(Usage(node=port.node, start=start, stop=stop, bytes=self._cache[key]))
 
@@ -384,13 +378,3 @@ class _Builder:
 _HOLDING = 1e-3
 """Share of the time to read an argument that holding it costs, so that of equals the one that holds less is taken:
 slicing is free, and so would be a whole batch on every device."""
-
-_LATER_DIMENSION = 1e-4
-"""Share by which communication on the next dimension is dearer, so that equals are cut where pieces are contiguous
-and tiles of the last two dimensions stay whole."""
-
-
-def _moved_dimension(tail: np.ndarray, head: np.ndarray) -> np.ndarray:
-    """`[a, b]`: the last dimension that is gathered or scattered between two layouts, 0 for none."""
-    moved = tail[:, None, :] != head[None, :, :]
-    return np.where(moved, np.maximum(tail[:, None, :], head[None, :, :]), 0).max(axis=2)

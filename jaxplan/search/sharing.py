@@ -72,6 +72,14 @@ class Sharing:
             return not self.rules[reader].follows or op.primitive == "scan_stack"
         return True
 
+    def along(self, value: int) -> list[int]:
+        """The loops' slices of a stack that is there before the program's loops, and not made for any one of them."""
+        if self._producers[value] >= 0 and not self.follows(value):
+            return []
+        ops = [self.graph.ops[o] for o, _ in self._uses[value]]
+        slices = [op for op in ops if op.primitive == "scan_slice"]
+        return [op.index for op in slices if op.trips / self.inner_trips(op.index) == self.trips(value)]
+
     def several(self, value: int) -> bool:
         """Whether several of those that share the copy of a value may want it otherwise than it is made."""
         sharers = {o for o, _ in self.readers(value) if self.shares(value, o) and not self.rules[o].follows}

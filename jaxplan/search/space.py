@@ -42,6 +42,17 @@ class Passage:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Settling:
+    """What operation `op` made is brought to where a donated argument lies; `seconds`: of the copying in that, by the
+    strategies of the nodes that say where it is made and kept."""
+
+    op: int
+    made: int
+    kept: int
+    seconds: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
 class Space:
     """A StrategyProblem and what its nodes mean.
 
@@ -53,6 +64,7 @@ class Space:
       outputs: port of every result leaf (by position) that is not tied to an argument.
       copies: port of the shared copy that an (operation, operand position) takes its operand from, where it takes one.
       passages: for every edge of the problem what it moves.
+      settling: of the results that take donated arguments' places.
       labels: for every node what it decides, in words.
       complete: whether every strategy of every operation is there; if not, what a search proves of the problem is not
         proved of the program.
@@ -65,6 +77,7 @@ class Space:
     outputs: Mapping[int, Port]
     copies: Mapping[tuple[int, int], Port]
     passages: tuple[Passage, ...]
+    settling: tuple[Settling, ...]
     labels: tuple[str, ...]
     node_op: Mapping[int, int]
     strategies: Mapping[int, Strategies]
@@ -109,13 +122,16 @@ def decide(space: Space, assignment: Sequence[int]) -> Decision:
         return rows[key]
 
     nodes = space.problem.nodes
+    compute_s = {op: float(nodes[n].costs_s[assignment[n]]) for n, op in space.node_op.items()}
+    for x in space.settling:
+        compute_s[x.op] = compute_s.get(x.op, 0.0) + float(x.seconds[assignment[x.made], assignment[x.kept]])
     return Decision(
         values={v: row(port) for v, port in space.values.items()},
         reads={key: row(port) for key, port in space.reads.items()},
         outputs={key: row(port) for key, port in space.outputs.items()},
         copies={key: row(port) for key, port in space.copies.items()},
         factors={op: space.strategies[n].factors[assignment[n]] for n, op in space.node_op.items()},
-        compute_s={op: float(nodes[n].costs_s[assignment[n]]) for n, op in space.node_op.items()},
+        compute_s=compute_s,
     )
 
 
@@ -169,6 +185,9 @@ def pinned(space: Space, pins: Mapping[int, Allowed]) -> Space:
         values=narrowed(space.values),
         outputs=narrowed(space.outputs),
         passages=tuple(passages),
+        settling=tuple(
+            replace(x, seconds=part(x.seconds, kept.get(x.made), kept.get(x.kept))) for x in space.settling
+        ),
     )
 
 

@@ -292,16 +292,16 @@ def test_what_a_tpu_gathers_elsewhere_than_outermost_is_copied(
     """Sizes are buffers of T5 and of a GPT block compiled for v5e; 0: the result itself."""
     tensor = Value(index=0, shape=shape, dtype="float32", item_bytes=4.0, name="w")
     before = np.array([dim, dim], np.int8)
-    assert gathered_bytes(tensor, before, WHOLE, AXES, "tpu") == compiled
-    assert gathered_bytes(tensor, before, WHOLE, AXES, "gpu") == (tensor.bytes if dim else 0)
-    assert gathered_bytes(tensor, WHOLE, WHOLE, AXES, "tpu") == 0
+    assert gathered_bytes(tensor, before[None], WHOLE[None], AXES, "tpu") == compiled
+    assert gathered_bytes(tensor, before[None], WHOLE[None], AXES, "gpu") == (tensor.bytes if dim else 0)
+    assert gathered_bytes(tensor, WHOLE[None], WHOLE[None], AXES, "tpu") == 0
 
 
 def test_pieces_of_several_dimensions_lie_as_they_were_on_tpu() -> None:
     """f32[5200, 1, 325] is what an LSTM's [650, 4, 650] was gathered to over eight v5e, in tiles of 1 x 128."""
     tensor = Value(index=0, shape=(650, 4, 650), dtype="float32", item_bytes=4.0, name="w")
     before = np.array([1, 2], np.int8)
-    assert gathered_bytes(tensor, before, WHOLE, (("data", 4), ("model", 2)), "tpu") == 5200 * 384 * 4
+    assert gathered_bytes(tensor, before[None], WHOLE[None], (("data", 4), ("model", 2)), "tpu") == 5200 * 384 * 4
 
 
 def test_a_new_parameter_gathered_in_another_order_waits_for_the_end() -> None:

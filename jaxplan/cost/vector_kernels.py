@@ -1,0 +1,98 @@
+"""Kernels of a TPU's vector unit: their time goes by tiles as well as by bytes.
+
+XLA for TPU expects an elementwise kernel to take some twenty cycles for a tile of 8 x 128 elements, bf16 or f32, and as
+long for a tile of one row: a parameter whose last dimensions are (heads, 128), cut to one head a device, is updated six
+times as slowly as one cut elsewhere (`experiments/tpu_calibration`, kernels of whole tiles and of single rows).  What a
+step gets and returns lies in row-major order where that pads it no more than another order would; for what comes in
+between the compiler chooses an order that fills the tiles.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from ..ir import Op
+from .residency import Flow
+
+
+class VectorKernel(NamedTuple):
+    """The kernel that an operation is part of.
+
+    Attributes:
+      arrays: how many it reads from memory and writes to it.
+      in_rows: whether one of them is an argument or a result of the step, or a loop's slice of one: the kernel then
+        goes along in row-major order.
+    """
+
+    arrays: int
+    in_rows: bool
+
+
+def vector_kernels(
+    flow: Flow,
+    reads: Sequence[Sequence[float]],
+    writes: Sequence[Sequence[float]],
+    at_hand: Callable[[int, Op], bool],
+    levels: Sequence[int],
+) -> tuple[VectorKernel | None, ...]:
+    """By operation; None for what can't be fused and for products with what joins their kernels, but for what then
+    reads arguments: a gradient is summed over devices before the optimizer's kernel takes it.
+
+    Args:
+      reads, writes: bytes, see `fusion.Traffic`.
+      at_hand: whether a value is made by the kernel that an operation is part of.
+      levels: of every operation; those of one level that read a tensor of their own shape are one kernel.
+    """
+    graph = flow.graph
+    leader = list(range(len(graph.ops)))
+
+    def kernel_of(op: int) -> int:
+        while leader[op] != op:
+            leader[op] = leader[leader[op]]
+            op = leader[op]
+        return op
+
+    readers: dict[tuple[int, int, int], int] = {}
+    for op in graph.ops:
+        for value in op.operands:
+            if flow.producers[value] >= 0 and not flow.source[value] and at_hand(value, op):
+                leader[kernel_of(op.index)] = kernel_of(flow.producers[value])
+            elif flow.kinds[op.index] == "fused" and _shape(flow, value) == _shape(flow, op.results[0]) != ():
+                first = readers.setdefault((value, flow.loop_of[op.index], levels[op.index]), op.index)
+                leader[kernel_of(op.index)] = kernel_of(first)
+    outside = {*graph.inputs, *graph.outputs}
+    arrays: Counter[int] = Counter()
+    along: set[int] = set()
+    closed: set[int] = set()
+    for op in graph.ops:
+        kernel = kernel_of(op.index)
+        if flow.kinds[op.index] == "heavy":
+            closed.add(kernel)
+            continue
+        moved = zip((*op.operands, *op.results), (*reads[op.index], *writes[op.index]), strict=True)
+        for value, size in moved:
+            arrays[kernel] += size > 0
+            if size > 0 and len(graph.values[value].shape) > 1 and _outermost(flow, value) in outside:
+                along.add(kernel)
+
+    def found(op: Op) -> VectorKernel | None:
+        kernel = kernel_of(op.index)
+        if flow.kinds[op.index] == "heavy" or not arrays[kernel] or (kernel in closed and kernel not in along):
+            return None
+        return VectorKernel(arrays[kernel], kernel in along)
+
+    return tuple(map(found, graph.ops))
+
+
+def _shape(flow: Flow, value: int) -> tuple[int, ...]:
+    return flow.graph.values[value].shape
+
+
+def _outermost(flow: Flow, value: int) -> int:
+    """The stack that a loop's slice is cut from, or the value itself."""
+    made = flow.producers[value]
+    if made >= 0 and flow.graph.ops[made].primitive == "scan_slice":
+        return _outermost(flow, flow.graph.ops[made].operands[0])
+    return value

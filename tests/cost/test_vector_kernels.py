@@ -1,0 +1,109 @@
+"""Elementwise kernels take a TPU's vector unit time by tiles: as XLA's own compiler expects, and on TPU alone."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import statistics
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxplan.cost import CostModel, traffic
+from jaxplan.hardware import axis_links, load_profile
+from jaxplan.ir import trace
+from jaxplan.search.build import build
+from jaxplan.search.space import graph_rules
+
+CALIBRATION = Path(__file__).parents[2] / "experiments" / "tpu_calibration"
+KERNELS = {
+    "scale": (lambda x: x * 2, 1),
+    "add": (lambda x, y: x + y, 2),
+    "tanh": (jnp.tanh, 1),
+    "convert": (lambda x: x.astype(jnp.float32 if x.dtype == jnp.bfloat16 else jnp.bfloat16), 1),
+    "update": (lambda w, m, v, g: (w - m * 0.1 / (jnp.sqrt(v) + 1e-8), m * 0.9 + g * 0.1, v * 0.99 + g * g * 0.01), 4),
+}
+
+
+def model_of(profile_name: str, axes: tuple[tuple[str, int], ...]) -> CostModel:
+    profile = load_profile(profile_name)
+    links = axis_links(profile, axes)
+    return CostModel(profile=profile, axes=axes, links=tuple(links[name] for name, _ in axes))
+
+
+def cheapest_s(step: Any, shapes: list[Any], profile_name: str, cuts: tuple[int, ...]) -> float:
+    """Seconds of all operations where every tensor is cut along dimension `cuts[i]` by axis i."""
+    axes = tuple((f"a{i}", 8 if cut >= 0 else 1) for i, cut in enumerate(cuts))
+    graph = trace(step, tuple(shapes), {}).graph
+    rules, model = graph_rules(graph), model_of(profile_name, axes)
+    space = build(graph, model, rules=rules, crossing=traffic(graph, rules, model.profile.kind))
+    total = 0.0
+    for node, index in space.node_op.items():
+        places = space.strategies[node].results[0]
+        cut = (places == np.array(cuts, np.int8)).all(axis=1)
+        total += float(space.problem.nodes[node].costs_s[cut].min()) if cut.any() else 0.0
+        assert cut.any() or not graph.values[graph.ops[index].results[0]].shape
+    return total
+
+
+@pytest.mark.parametrize("name", ["tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e", "tpu-v7x"])
+def test_kernels_take_what_the_compiler_expects(name: str) -> None:
+    """Of ten kernels, bf16 and of single rows, each within a factor of three, half of them within a half."""
+    measured = json.loads((CALIBRATION / "results.json").read_text(encoding="utf-8"))["targets"][name]
+    ratios = []
+    for row in measured["tile_rows"]:
+        step, arity = KERNELS[row["operation"]]
+        shape = jax.ShapeDtypeStruct(row["shape"], row["dtype"])
+        predicted = cheapest_s(step, [shape] * arity, name, (-1,))
+        tiles = np.prod(row["shape"]) / 128 / row["shape"][1]
+        ratios.append(predicted / (row["cycles_a_tile"] * tiles / measured["clock_hz"]))
+    assert max(ratios) < 3
+    assert min(ratios) > 1 / 3
+    assert statistics.median(max(r, 1 / r) for r in ratios) < 1.5
+
+
+def test_the_calibration_measures_these_kernels() -> None:
+    pytest.importorskip("libtpu")
+    measured = runpy.run_path(str(CALIBRATION / "run.py"))["VECTOR_KERNELS"]
+    assert [(what, arity) for what, _, arity in measured] == [(k, arity) for k, (_, arity) in KERNELS.items()]
+
+
+@pytest.mark.parametrize(("profile_name", "slower"), [("tpu-v5e", 3.0), ("h100", 1.01)])
+def test_a_parameter_of_one_head_a_device_is_updated_row_by_row(profile_name: str, slower: float) -> None:
+    parameter = jax.ShapeDtypeStruct((1024, 8, 128), jnp.float32)
+
+    def step(weight: Any, gradient: Any) -> Any:
+        return weight - 0.1 * gradient
+
+    heads, rows = (cheapest_s(step, [parameter] * 2, profile_name, (dim,)) for dim in (1, 0))
+    assert rows > 0
+    assert (heads / rows > slower) == (profile_name == "tpu-v5e")
+
+
+def test_what_comes_in_between_fills_its_tiles() -> None:
+    """Activations of one head a device lie with their tokens side by side."""
+    tokens, weight = jax.ShapeDtypeStruct((1024, 512), jnp.float32), jax.ShapeDtypeStruct((512, 8, 128), jnp.float32)
+
+    def step(x: Any, w: Any) -> Any:
+        made = jnp.einsum("td,dhk->thk", x, w)
+        return jnp.sum(jnp.tanh(jnp.flip(jnp.sort(made, axis=0), axis=0)), axis=(0, 2))
+
+    graph = trace(step, (tokens, weight), {}).graph
+    crossing = traffic(graph, graph_rules(graph), "tpu")
+    (tanh,) = (op for op in graph.ops if op.primitive == "tanh")
+    kernel = crossing.kernels[tanh.index]
+    assert kernel is not None
+    assert not kernel.in_rows
+
+
+def test_a_product_is_no_vector_kernel() -> None:
+    square = jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16)
+    graph = trace(lambda x, w: jax.nn.relu(x @ w), (square, square), {}).graph
+    crossing = traffic(graph, graph_rules(graph), "tpu")
+    (dot,) = (op for op in graph.ops if op.primitive == "dot_general")
+    assert crossing.kernels[dot.index] is None
+    assert set(traffic(graph, graph_rules(graph), "gpu").kernels) == {None}
