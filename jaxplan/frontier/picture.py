@@ -6,7 +6,7 @@ from ..units import BYTES, SECONDS, format_bytes
 from .points import Frontier, FrontierPoint
 from .svg import Scale, line, page, text
 
-_LEFT, _TOP, _WIDTH, _HEIGHT = 96, 74, 760, 360
+_LEFT, _TOP, _WIDTH, _HEIGHT = 96, 90, 760, 360
 
 #: What a point's words take.
 _NAME, _LINE = 190, 16
@@ -32,11 +32,8 @@ def frontier_picture(frontier: Frontier) -> str:
     floor = _TOP + _HEIGHT
     parts = [
         text(16, 28, f"Frontier of {frontier.name} on ({frontier.mesh})", "title"),
-        text(
-            16,
-            48,
-            f"{len(points)} plans on {frontier.hardware}, {frontier.method}: each the fastest in its memory",
-        ),
+        text(16, 48, f"{len(points)} plans on {frontier.hardware}, each the fastest in its memory"),
+        text(16, 64, f"found {frontier.method}"),
         text(
             _LEFT + _WIDTH / 2, floor + 40,
             f"peak memory of one device, which has {format_bytes(frontier.memory_bytes)}", anchor="middle",
