@@ -91,7 +91,8 @@ def turned_sums(
     reads: Mapping[tuple[int, int], np.ndarray],
     held: frozenset[int],
 ) -> frozenset[int]:
-    """Pending sums that are transposed, and what they are added up to where all read it in one layout.
+    """Pending sums that are transposed, and what they are added up to where one operation reads it, or several scatter
+    it over all of its axes into one layout.
 
     Pinned on the way, Shardy reduces all of it and cuts it afterwards; left alone, it scatters it as it is read.
     """
@@ -99,9 +100,11 @@ def turned_sums(
     for op in graph.ops:
         turned = op.primitive == "transpose" or (op.primitive in SUMS and found.intersection(op.operands))
         for value in op.results if turned else ():
-            layouts = {reads[use].tobytes() for use in uses[value] if use in reads}
-            if value in values and value not in held and len(layouts) == 1 and (values[value] == UNREDUCED).any():
-                found.add(value)
+            if value in values and value not in held and (values[value] == UNREDUCED).any():
+                pending, read = values[value] == UNREDUCED, [reads[use] for use in uses[value] if use in reads]
+                several = len({row.tobytes() for row in read}) == 1 and bool((read[0][pending] >= 0).all())
+                if len(uses[value]) == 1 or several:
+                    found.add(value)
     return frozenset(found)
 
 
