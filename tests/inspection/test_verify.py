@@ -185,3 +185,17 @@ def test_what_was_planned_for_gpu_is_what_was_compiled(cuda_compiler: None) -> N
     mesh = jaxplan.target("h100:1x1x8").mesh(data=4, model=2)
     found = verify(planned(mesh), *Step().shapes())
     assert found.ok, str(found)
+
+
+def test_a_sum_that_is_partly_scattered_is_pinned_as_it_is_read() -> None:
+    """Pinned whole where it is made, XLA for TPU summed it over both axes and cut it afterwards."""
+    mesh = jax.sharding.AbstractMesh((4, 2), ("data", "model"))
+    step = jaxplan.auto_shard(
+        Step(), mesh, donate_argnums=0, hardware="tpu-v5e", options={"compare_templates": False},
+        constraints={"state/*/up": P(None, None, "model"), "state/*/down": P(None, "model"), "batch/*": P("data")},
+    )  # fmt: skip
+    plan = step.plan(*Step().shapes())
+    sent = {(c.kind, c.axes) for c in plan.collectives if c.primitive == "dot_general" and c.trips > 1}
+    assert {("reduce_scatter", ("model",)), ("all_reduce", ("data",))} <= sent
+    sums = [c.layout for c in plan.constraints if c.why == "sum" and c.primitive == "dot_general"]
+    assert sums and all(("model",) in layout.dims for layout in sums)
