@@ -129,7 +129,8 @@ def check(
             at_fault = _around(graph, {op for c, op in collectives if c.kind != "all_slice"})
             at_fault |= _cut_though_whole(graph, rules, differing)
             at_fault |= _upstream(graph, rules, _undecided(collectives, moves))
-            fresh = [v for v in differing if v in at_fault - free and graph.values[v].site not in pinned]
+            at_fault -= free
+            fresh = [v for v in differing if v in at_fault and graph.values[v].site not in pinned]
             unplanned = tuple(
                 (c, op)
                 for c, op in collectives
