@@ -28,6 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import topologies
+from vector_kernels import VECTOR_KERNELS
 
 from jaxplan.cost import roofline_seconds
 from jaxplan.hardware import load_profile
@@ -77,21 +78,6 @@ def _chain(x: jax.Array) -> jax.Array:
     return x
 
 
-def _update(
-    weight: jax.Array, first: jax.Array, second: jax.Array, gradient: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    step = weight - first * 0.1 / (jnp.sqrt(second) + 1e-8)
-    return step, first * 0.9 + gradient * 0.1, second * 0.99 + gradient * gradient * 0.01
-
-
-# Kernels, and how many operands they have, for which a tile of up to 8 x 128 elements counts, not its bytes.
-VECTOR_KERNELS: tuple[tuple[str, Callable[..., Any], int], ...] = (
-    ("scale", lambda x: x * 2, 1),
-    ("add", lambda x, y: x + y, 2),
-    ("tanh", jnp.tanh, 1),
-    ("convert", lambda x: x.astype(jnp.float32 if x.dtype == jnp.bfloat16 else jnp.bfloat16), 1),
-    ("update", _update, 4),
-)
 # A million elements in whole tiles, and in tiles of one row: eight times as many.
 WHOLE_TILES, SINGLE_ROWS = (1024, 8, 128), (8192, 1, 128)
 
@@ -179,7 +165,7 @@ def measure(target: Target) -> dict[str, Any]:
             ),
         }
         for shape, dtype in ((WHOLE_TILES, jnp.bfloat16), (SINGLE_ROWS, jnp.float32))
-        for what, function, arity in VECTOR_KERNELS
+        for what, (function, arity) in VECTOR_KERNELS.items()
     ]
     tile_s = statistics.median(entry["cycles_a_tile"] for entry in tile_rows) / clock_hz
     side = 4096

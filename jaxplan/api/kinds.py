@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..disjoint import Disjoint
 from ..ir import Graph, Value
 from ..sharding import Rule
 
@@ -70,14 +71,7 @@ def _batched(graph: Graph, rules: Sequence[Rule], *, summed_too: bool = False) -
     first = [0]
     for tensor in graph.values:
         first.append(first[-1] + len(tensor.shape))
-    root = list(range(first[-1]))
-
-    def find(dim: int) -> int:
-        while root[dim] != dim:
-            root[dim] = root[root[dim]]
-            dim = root[dim]
-        return dim
-
+    joined = Disjoint(first[-1])
     summed: list[tuple[int, float]] = []
     kept: list[tuple[int, float]] = []
     for op, rule in zip(graph.ops, rules, strict=True):
@@ -87,12 +81,12 @@ def _batched(graph: Graph, rules: Sequence[Rule], *, summed_too: bool = False) -
                 for dim, names in enumerate(factors):
                     if names:
                         place = first[value] + dim
-                        root[find(place)] = find(met.setdefault(names[0], place))
+                        joined.join(place, met.setdefault(names[0], place))
         for value, factors in zip(op.operands, rule.operands, strict=True):  # what is joined or taken apart lengthwise
             for result, others in zip(op.results, rule.results, strict=True):
                 for dim, (names, other) in enumerate(zip(factors, others, strict=False)):
                     if len(factors) == len(others) and not names and not other:
-                        root[find(first[value] + dim)] = find(first[result] + dim)
+                        joined.join(first[value] + dim, first[result] + dim)
         if rule.matmul:
             flops = rule.flops * op.trips
             if graph.values[op.results[0]].shape:
@@ -100,16 +94,15 @@ def _batched(graph: Graph, rules: Sequence[Rule], *, summed_too: bool = False) -
             summed += [(met[factor], flops) for factor in rule.reduction if factor in met]
     share: dict[int, float] = {}
     for dim, flops in kept:
-        share[find(dim)] = share.get(find(dim), 0.0) + flops
+        share[joined.find(dim)] = share.get(joined.find(dim), 0.0) + flops
     for dim, flops in summed:
-        if find(dim) in share:
-            share[find(dim)] += flops if summed_too else -flops
+        if joined.find(dim) in share:
+            share[joined.find(dim)] += flops if summed_too else -flops
     whole = sum(flops for _, flops in kept)
     enough = max(MOST * whole, *share.values()) if summed_too and share else EVERY * whole
     every = {group for group, flops in share.items() if flops >= enough and len(kept) > 1}
-    return {
-        value for value in graph.inputs if any(find(dim) in every for dim in range(first[value], first[value + 1]))
-    }
+    found = [joined.find(dim) in every for dim in range(first[-1])]
+    return {value for value in graph.inputs if any(found[first[value] : first[value + 1]])}
 
 
 def _reaching(graph: Graph, ends: Sequence[int], ending: Sequence[bool]) -> list[bool]:

@@ -45,10 +45,11 @@ def device_bytes(
     rank = len(tensor.shape)
     if platform != "tpu" or rank < 2:
         return whole
-    waste = _waste(tensor, places, axes)
+    sizes = _local_sizes(tensor, places, axes)
+    waste = _waste(sizes)
     least = (waste[:, list(tiling)] if isinstance(tiling, tuple) else waste).min(axis=(1, 2))
     if tiling in ("rows", "table"):
-        in_rows = np.where(_local_sizes(tensor, places, axes)[:, -1] > 1, waste[:, rank - 1, rank - 2], least)
+        in_rows = np.where(sizes[:, -1] > 1, waste[:, rank - 1, rank - 2], least)
         kept = (in_rows <= _TABLE_WASTE * least) | (whole * in_rows <= _TABLE_BYTES)
         least = in_rows if tiling == "rows" else np.where(kept, in_rows, least)
     return np.asarray(np.ceil(whole * least), np.int64)
@@ -69,7 +70,7 @@ def gathered_bytes(
     there, then = before[:, None, :], after[None, :, :]
     gathered = np.where((there >= 0) & (then != there), there, -1)
     dims = gathered.max(axis=2)
-    waste = _waste(tensor, after, axes)
+    waste = _waste(_local_sizes(tensor, after, axes))
     local = tensor.bytes / pieces(after, axes)
     for dim in set(dims.reshape(-1).tolist()) - {-1}:
         if platform == "gpu":
@@ -81,7 +82,7 @@ def gathered_bytes(
         found = np.where(dims == dim, copied, found)
     if platform == "tpu":
         several = sum((gathered == dim).any(axis=2).astype(int) for dim in range(rank)) > 1
-        as_it_was = _waste(tensor, before, axes)[:, rank - 1, rank - 2]
+        as_it_was = _waste(_local_sizes(tensor, before, axes))[:, rank - 1, rank - 2]
         found = np.where(several, np.round(local * as_it_was[:, None]), found).astype(np.int64)
     return found
 
@@ -94,10 +95,11 @@ def tiles_of_rows(tensor: Value, places: np.ndarray, axes: MeshAxes) -> np.ndarr
     rank = len(tensor.shape)
     if rank < 2:
         return np.ones(len(places))
-    waste = _waste(tensor, places, axes)
-    rows = _local_sizes(tensor, places, axes)[:, rank - 2]
+    sizes = _local_sizes(tensor, places, axes)
+    waste = _waste(sizes)
     in_order = waste[:, rank - 1, rank - 2] <= waste.min(axis=(1, 2))
-    return np.where(in_order, _SUBLANES / np.minimum(2 ** np.ceil(np.log2(rows)), _SUBLANES), 1.0)
+    rows = 2 ** np.ceil(np.log2(sizes[:, rank - 2]))
+    return np.where(in_order, _SUBLANES / np.minimum(rows, _SUBLANES), 1.0)
 
 
 def _local_sizes(tensor: Value, places: np.ndarray, axes: MeshAxes) -> np.ndarray:
@@ -109,10 +111,10 @@ def _local_sizes(tensor: Value, places: np.ndarray, axes: MeshAxes) -> np.ndarra
     return np.maximum(np.ceil(local), 1)
 
 
-def _waste(tensor: Value, places: np.ndarray, axes: MeshAxes) -> np.ndarray:
-    """`float64[n, rank, rank]`: how many times its bytes a tensor takes with these dimensions in lanes and in rows."""
-    rank = len(tensor.shape)
-    local = _local_sizes(tensor, places, axes)
+def _waste(local: np.ndarray) -> np.ndarray:
+    """`float64[n, rank, rank]`: how many times its bytes a part of these sizes takes with one dimension in lanes and
+    another in rows."""
+    rank = local.shape[1]
     lanes = np.ceil(local / _LANES) * _LANES / local
     # a tile of fewer rows is used where the dimension has fewer: 1, 2 or 4
     rows = np.where(local > 4, np.ceil(local / _SUBLANES) * _SUBLANES, 2 ** np.ceil(np.log2(local))) / local

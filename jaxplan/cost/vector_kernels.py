@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from ..disjoint import Disjoint
 from ..ir import Op
 from .residency import Flow
 
@@ -46,28 +47,21 @@ def vector_kernels(
       levels: of every operation; those of one level that read a tensor of their own shape are one kernel.
     """
     graph = flow.graph
-    leader = list(range(len(graph.ops)))
-
-    def kernel_of(op: int) -> int:
-        while leader[op] != op:
-            leader[op] = leader[leader[op]]
-            op = leader[op]
-        return op
-
+    kernels = Disjoint(len(graph.ops))
     readers: dict[tuple[int, int, int], int] = {}
     for op in graph.ops:
         for value in op.operands:
             if flow.producers[value] >= 0 and not flow.source[value] and at_hand(value, op):
-                leader[kernel_of(op.index)] = kernel_of(flow.producers[value])
+                kernels.join(op.index, flow.producers[value])
             elif flow.kinds[op.index] == "fused" and _shape(flow, value) == _shape(flow, op.results[0]) != ():
                 first = readers.setdefault((value, flow.loop_of[op.index], levels[op.index]), op.index)
-                leader[kernel_of(op.index)] = kernel_of(first)
+                kernels.join(op.index, first)
     outside = {*graph.inputs, *graph.outputs}
     arrays: Counter[int] = Counter()
     along: set[int] = set()
     closed: set[int] = set()
     for op in graph.ops:
-        kernel = kernel_of(op.index)
+        kernel = kernels.find(op.index)
         if flow.kinds[op.index] == "heavy":
             closed.add(kernel)
             continue
@@ -78,7 +72,7 @@ def vector_kernels(
                 along.add(kernel)
 
     def found(op: Op) -> VectorKernel | None:
-        kernel = kernel_of(op.index)
+        kernel = kernels.find(op.index)
         if flow.kinds[op.index] == "heavy" or not arrays[kernel] or (kernel in closed and kernel not in along):
             return None
         return VectorKernel(arrays[kernel], kernel in along)

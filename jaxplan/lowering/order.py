@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..disjoint import Disjoint
 from ..ir import Graph
 from ..sharding import UNREDUCED, Layout, MeshAxes, Rule
 
@@ -123,7 +124,7 @@ class _Resolver:
         # what is cut over several axes along some dimension, there alone is an order to choose: a number for each such
         # dimension, in sets of which each has one order
         self.keys: list[Key] = []
-        self.parent: list[int] = []
+        self.joined = Disjoint()
         self.sets: list[tuple[int, ...]] = []
         self.of_value: dict[int, _Dims] = {}
         self.of_read: dict[tuple[int, int], _Dims] = {}
@@ -175,8 +176,7 @@ class _Resolver:
     ) -> _Dims:
         numbers = {}
         for d, cut in several:
-            numbers[d] = len(self.keys)
-            self.parent.append(len(self.keys))
+            numbers[d] = self.joined.add()
             self.keys.append((kind, index, position, d))
             self.sets.append(cut)
         return numbers
@@ -193,16 +193,9 @@ class _Resolver:
             found = self.several_of[id(row)] = self.several[content]
         return found
 
-    def _find(self, number: int) -> int:
-        parent = self.parent
-        while (above := parent[number]) != number:
-            parent[number] = parent[above]
-            number = above
-        return number
-
     def _join(self, a: int | None, b: int | None) -> None:
         if a is not None and b is not None and self.sets[a] == self.sets[b]:
-            self.parent[self._find(a)] = self._find(b)
+            self.joined.join(a, b)
 
     def _within(self, op: int, row: np.ndarray) -> None:
         """Dimensions that share a factor of one operation share its order."""
@@ -296,20 +289,20 @@ class _Resolver:
         number_of = {key: number for number, key in enumerate(self.keys)}
         wishes: dict[int, list[tuple[frozenset[int], float]]] = {}
         for key, stays, weight in self.wishes:
-            wishes.setdefault(self._find(key), []).append((stays, weight))
+            wishes.setdefault(self.joined.find(key), []).append((stays, weight))
         along: dict[int, list[tuple[int, frozenset[int], float]]] = {}
         for a, b, moved, weight in self.taken_along:
-            one, other = self._find(a), self._find(b)
+            one, other = self.joined.find(a), self.joined.find(b)
             along.setdefault(one, []).append((other, moved, weight))
             along.setdefault(other, []).append((one, moved, weight))
-        fixed = {self._find(key) for key in self.fixed}
+        fixed = {self.joined.find(key) for key in self.fixed}
         held = {
             number_of[key]: order
             for key, order in self.said.items()
             if key in number_of and set(order) == set(self.sets[number_of[key]])
         }
-        said = {self._find(number): order for number, order in held.items()}
-        roots = [self._find(number) for number in range(len(self.keys))]
+        said = {self.joined.find(number): order for number, order in held.items()}
+        roots = [self.joined.find(number) for number in range(len(self.keys))]
         possible: dict[int, list[tuple[int, ...]]] = {}
         for root in dict.fromkeys(roots):
             every = list(itertools.permutations(self.sets[root]))  # mesh order first: it is taken of equals

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from ..disjoint import Disjoint
 from ..errors import SolverError
 from .base import Incumbent
 from .descend import Descent
@@ -337,23 +338,16 @@ class Rounds:
 
 def _parts(problem: StrategyProblem, rows: Sequence[int]) -> list[list[int]]:
     """The nodes, apart where neither an edge nor the memory row of one of the peaks `rows` joins them."""
-    root = list(range(len(problem.nodes)))
-
-    def find(node: int) -> int:
-        while root[node] != node:
-            root[node] = root[root[node]]
-            node = root[node]
-        return node
-
+    joined = Disjoint(len(problem.nodes))
     for edge in problem.edges:
-        root[find(edge.tail)] = find(edge.head)
+        joined.join(edge.tail, edge.head)
     for peak in rows:
         live = [usage.node for usage in problem.usages if usage.start <= peak < usage.stop]
         for node in live[1:]:
-            root[find(live[0])] = find(node)
+            joined.join(live[0], node)
     parts: dict[int, list[int]] = {}
-    for node in range(len(root)):
-        parts.setdefault(find(node), []).append(node)
+    for node in range(len(problem.nodes)):
+        parts.setdefault(joined.find(node), []).append(node)
     return list(parts.values())
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from ..ir import Graph
 from ..sharding import OpShapes, Rule, Strategies, rule_for
 from .folds import Folds
+from .narrow import SharedParts, narrow
 from .problem import StrategyProblem
 
 Allowed = Callable[[np.ndarray], np.ndarray]
@@ -143,32 +144,17 @@ def pinned(space: Space, pins: Mapping[int, Allowed]) -> Space:
     Args:
       pins: by value of the graph, what is left to it.
     """
-    problem, kept = space.problem, {}
+    kept: dict[int, np.ndarray] = {}
     for value, allowed in pins.items():
         port = space.values[value]
         kept[port.node] = np.flatnonzero(allowed(port.places))
-    cut: dict[tuple[object, ...], np.ndarray] = {}
-
-    def part(array: np.ndarray, rows: np.ndarray | None, columns: np.ndarray | None = None) -> np.ndarray:
-        key = (id(array), *(-1 if index is None else index.tobytes() for index in (rows, columns)))
-        if key not in cut:
-            smaller = array if rows is None else array[rows]
-            cut[key] = smaller if columns is None else np.ascontiguousarray(smaller[:, columns])
-        return cut[key]
-
-    nodes = list(problem.nodes)
-    for node, left in kept.items():
-        nodes[node] = replace(nodes[node], costs_s=part(nodes[node].costs_s, left))
-    edges, passages = list(problem.edges), list(space.passages)
-    for i, edge in enumerate(edges):
-        if edge.tail in kept or edge.head in kept:
-            rows, columns = kept.get(edge.tail), kept.get(edge.head)
-            moved = passages[i]
-            passages[i] = replace(moved, tails=part(moved.tails, rows), heads=part(moved.heads, columns))
-            mask = None if edge.allowed is None else part(edge.allowed, rows, columns)
-            edges[i] = replace(edge, costs_s=part(edge.costs_s, rows, columns), allowed=mask)
-    usages = tuple(
-        replace(u, bytes=part(u.bytes, kept[u.node])) if u.node in kept else u for u in problem.usages
+    parts = SharedParts()
+    part = parts.of
+    passages = tuple(
+        replace(moved, tails=part(moved.tails, kept.get(edge.tail)), heads=part(moved.heads, kept.get(edge.head)))
+        if edge.tail in kept or edge.head in kept
+        else moved
+        for edge, moved in zip(space.problem.edges, space.passages, strict=True)
     )
 
     def narrowed(ports: Mapping[int, Port]) -> dict[int, Port]:
@@ -181,10 +167,10 @@ def pinned(space: Space, pins: Mapping[int, Allowed]) -> Space:
 
     return replace(
         space,
-        problem=replace(problem, nodes=tuple(nodes), edges=tuple(edges), usages=usages),
+        problem=narrow(space.problem, kept, parts),
         values=narrowed(space.values),
         outputs=narrowed(space.outputs),
-        passages=tuple(passages),
+        passages=passages,
         settling=tuple(
             replace(x, seconds=part(x.seconds, kept.get(x.made), kept.get(x.kept))) for x in space.settling
         ),
