@@ -73,11 +73,11 @@ def near_least_peak(
     has no copies but those that it needs.
     """
     least = least_peak(space.problem)
-    if not least.assignment or least.peak_bytes > only_within:
+    if not least.found or least.peak_bytes > only_within:
         return None, least
     near = dataclasses.replace(space.problem, limit_bytes=int(least.peak_bytes * NEAR) + 1)
     cheap = solve(near, time_limit_s=NEAR_LEAST_S, relative_gap=0.01, seed=seed, hint=least.assignment)
-    chosen = cheap if cheap.assignment else least
+    chosen = cheap if cheap.found else least
     return decide(space, chosen.assignment), chosen
 
 
@@ -108,7 +108,7 @@ def _alike_where_as_good(whole: SearchResult, alike: SearchResult, relative_gap:
     Layers differ at no gain where several choices cost the same; alike, they are read and checked as one.
     """
     good = alike.objective_s - whole.bound_s <= relative_gap * abs(alike.objective_s)
-    if not alike.assignment or not (good or alike.objective_s < whole.objective_s):
+    if not alike.found or not (good or alike.objective_s < whole.objective_s):
         return whole
     return dataclasses.replace(
         whole, assignment=alike.assignment, objective_s=alike.objective_s, peak_bytes=alike.peak_bytes,
@@ -234,7 +234,7 @@ class Pipeline:
         limit, loose, strict, excess = self.budget_bytes, self.budget_bytes, 0, 0
         for _ in range(MEMORY_ROUNDS):
             result = search(max(limit, 0))
-            if not result.assignment:
+            if not result.found:
                 strict = limit
                 if limit == loose or result.termination is not Termination.INFEASIBLE:
                     break
@@ -290,7 +290,7 @@ class Pipeline:
                 problem, hint=hint, unfold_gap=self.options.unfold_gap, folds=space.folds, **self._limits
             )
         result = solve(problem, hint=hint, matrices=space.folds.matrices, **self._limits)
-        if fold == "auto" and nodes >= RIVAL_NODES and result.assignment:
+        if fold == "auto" and nodes >= RIVAL_NODES and result.found:
             as_good_s = result.bound_s / (1 - self.options.relative_gap)
             alike = space.folds.alike(limit_bytes, enough_s=max(as_good_s, result.objective_s), **self._limits)
             if alike is not None:
@@ -311,7 +311,7 @@ class Pipeline:
         """Memory of one device at the decided layouts; `axes`: of another mesh than the target's."""
         return step_memory(
             self.traced.graph, axes or self.target.axes, self.model, self.crossing, self.kinds,
-            decision.values, decision.reads, self.waited,
+            decision.values, decision.reads, self.waited, decision.outputs,
         )  # fmt: skip
 
     def checked(self, name: str, found: Found) -> Candidate:

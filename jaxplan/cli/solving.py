@@ -63,7 +63,7 @@ def _solve(arguments: argparse.Namespace) -> None:
     )
     if result.termination is Termination.INFEASIBLE:
         raise InfeasibleError(f"{arguments.problem} has no feasible choice: {result.reason}")
-    if not result.assignment:
+    if not result.found:
         if result.termination is Termination.INTERRUPTED:
             raise KeyboardInterrupt
         raise SolverError(

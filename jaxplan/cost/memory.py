@@ -70,6 +70,7 @@ def simulate_memory(
     whole_sums: bool = False,
     images: Mapping[int, tuple[int, int]] | None = None,
     over: Mapping[int, tuple[int, ...]] | None = None,
+    outputs: Mapping[int, np.ndarray] | None = None,
 ) -> MemoryProfile:
     """The live sets of `graph`.
 
@@ -83,7 +84,8 @@ def simulate_memory(
         images, over: see `Traffic`.
       kinds: for every input position its kind ("parameter", "optimizer", ...).
       values, reads: the layout row of every value where it is made, and of every operand as it is read; values
-        without a row are made where they are used and take no memory.
+        without a row are made where they are used and take no memory, unless they are results: outputs has their
+        rows, by position.
     """
     ledger = _Ledger(max(len(graph.ops), 1))
     needed = needed_until(graph, stored, times)
@@ -109,6 +111,13 @@ def simulate_memory(
         ledger.add(kinds[position], 0, stop, local(value, values[value]), given=True)
     for value in graph.constants:
         ledger.add("constants", 0, whole, int(graph.values[value].bytes), given=True)
+    argument = {o: i for i, o in graph.aliases}
+    for position, value in enumerate(graph.outputs):
+        came = argument.get(position)
+        if value not in values and came not in graph.donated:
+            row = (outputs or {}).get(position) if came is None else values[graph.inputs[came]]
+            if row is not None:
+                ledger.add("results", 0, whole, local(value, row), given=True)
 
     for stack in second_stacks:
         if stack.value in values:
@@ -143,7 +152,7 @@ def simulate_memory(
     for value, first, last in beside:
         ledger.add("activations", first, last, local(value, _part(values[value])))
     producers = graph.producers()
-    outputs = set(graph.outputs)
+    returned = set(graph.outputs)
     given_up = _given_up(over or {}, intervals, values, local)
     for value, row in values.items():
         pending = UNREDUCED in row.tolist()
@@ -159,12 +168,12 @@ def simulate_memory(
             gathered = int(gathered_bytes(graph.values[value], row[None], kept[None], axes, platform)[0, 0])
             ledger.add("copies", start, whole, gathered)
             stop = start + 1 if moved else written_over(intervals, settled[value], start)
-        elif value in outputs:
+        elif value in returned:
             start = 0  # the caller's buffer, allocated before the step begins
         elif primitive not in ("carry_init", "scan_stack"):
             stop = min(stop, max([start + 1, *own_reads.get(value, ())]), given_up.get(value, stop))
-        part = "residuals" if primitive == "scan_stack" else "results" if value in outputs else "activations"
-        ledger.add(part, min(start, since.get(value, start)), stop, local(value, row), given=value in outputs)
+        part = "residuals" if primitive == "scan_stack" else "results" if value in returned else "activations"
+        ledger.add(part, min(start, since.get(value, start)), stop, local(value, row), given=value in returned)
     return ledger.profile(platform)
 
 

@@ -24,12 +24,13 @@ def step_memory(
     values: Mapping[int, np.ndarray],
     reads: Mapping[tuple[int, int], np.ndarray],
     waited: Mapping[int, tuple[int, float]],
+    outputs: Mapping[int, np.ndarray] | None = None,
 ) -> MemoryProfile:
     """`simulate_memory` of a step as the model's machine runs it.
 
     Args:
       axes: of the mesh that the layout rows are over; the model's may be coarser.
-      crossing: see `traffic`; kinds, values, reads, waited: see `simulate_memory`.
+      crossing: see `traffic`; kinds, values, reads, waited, outputs: see `simulate_memory`.
     """
     times = crossing.times
     if model.profile.kind == "gpu":
@@ -38,6 +39,6 @@ def step_memory(
         graph, axes, crossing.stored, kinds, values, reads,
         inside=crossing.inside, second_stacks=crossing.second_stacks, fills=crossing.fills, times=times,
         split_scratch=split_scratch(graph, axes, reads, model.profile),
-        images=crossing.images, over=crossing.over, waited=waited,
+        images=crossing.images, over=crossing.over, waited=waited, outputs=outputs,
         platform=model.profile.kind, whole_sums=model.whole_sums,
     )  # fmt: skip

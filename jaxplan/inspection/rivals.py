@@ -64,7 +64,7 @@ class Comparison:
         for rival in self.rivals:
             result = rival.result
             ended = result.termination.value.replace("_", " ") + (f": {result.reason}" if result.reason else "")
-            if not result.assignment:
+            if not result.found:
                 lines.append(f"  {rival.search:<10} {'-':>9} {'-':>10} {'-':>10} {'-':>11} {_took(result)}  {ended}")
                 continue
             lines.append(
@@ -105,7 +105,7 @@ def compare(
     problem = pipeline.space(input_pins).problem
     given = pipeline.given(input_pins)
     found = compare_on(problem, given, searches, limit_s=limit_s, seed=chosen.seed, relative_gap=chosen.relative_gap)
-    if not any(result.assignment for result in found.values()):
+    if not any(result.found for result in found.values()):
         raise InfeasibleError(
             f"no search found a plan for `{pipeline.traced.name}` within {format_bytes(pipeline.budget_bytes)} a "
             f"device: {'; '.join(f'{name}: {result.reason}' for name, result in found.items() if result.reason)}"

@@ -225,9 +225,9 @@ def _aliases(
     """Pairs of an argument leaf and the result leaf that is its next value: state in, state out.
 
     An argument comes back when the result, or one element of a tuple, list or dict of results, has the same
-    tree structure.  A lone array says too little by its structure: it counts only when it is donated and shape and
-    dtype agree too (`x @ w` is not the next `x`).  So does a list of arrays, unless donated: where some of their shapes
-    or dtypes differ it only happens to be as long as the list of results.
+    tree structure.  A lone array says too little by its structure: it counts only when it is donated, or has a name in
+    a tree of its own, and shape and dtype agree too (`x @ w` is not the next `x`).  So does a list of arrays, unless
+    donated: where some of their shapes or dtypes differ it only happens to be as long as the list of results.
     """
     parts = [out_info]
     offsets = [0]
@@ -256,7 +256,7 @@ def _aliases(
                 (a, b) for a, b in zip(mine, theirs, strict=True) if (a.shape, a.dtype) != (b.shape, b.dtype)
             ]
             named = first in donated or _has_names(argument)
-            if (size == 1 and first not in donated) or (drift and (not named or 2 * len(drift) > size)):
+            if (size == 1 and not named) or (drift and (not named or 2 * len(drift) > size)):
                 continue  # not this argument's next value: it only happens to have the same structure
             if drift:
                 lines = "\n".join(

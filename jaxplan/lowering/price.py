@@ -99,7 +99,7 @@ def price(
         (c, op, paid_s) for (c, op), paid_s in zip(sent, collective_prices(graph, rules, model, sent), strict=True)
     )
     memory = step_memory(
-        graph, where.axes, model, crossing, kinds, where.values, where.reads, waited_values(traced)
+        graph, where.axes, model, crossing, kinds, where.values, where.reads, waited_values(traced), where.outputs
     )
     return Priced(
         inputs=layouts,

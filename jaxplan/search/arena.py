@@ -210,6 +210,6 @@ def search_in_arena(
         return best.result(Termination.INTERRUPTED)
     if best.closed(relative_gap):
         return best.result(Termination.OPTIMAL)
-    if not best.assignment:
+    if not best.found:
         return best.result(Termination.TIME_LIMIT, "the search reached nothing feasible")
     return best.result(termination, note)

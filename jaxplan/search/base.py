@@ -51,6 +51,11 @@ class SearchResult:
     folded_s: float | None = None
 
     @property
+    def found(self) -> bool:
+        """Whether something feasible was; a problem of no nodes has an assignment too, the empty one."""
+        return math.isfinite(self.objective_s)
+
+    @property
     def gap(self) -> float:
         """(objective - bound) / |objective|, at least 0; 0 for a cost of zero that is proved, inf without a
         bound.
@@ -112,6 +117,11 @@ class Incumbent:
         self._history: list[tuple[float, float, float]] = []
 
     @property
+    def found(self) -> bool:
+        """Whether there is a feasible assignment so far."""
+        return math.isfinite(self.objective_s)
+
+    @property
     def wall_s(self) -> float:
         """Seconds since the search began."""
         return time.monotonic() - self.started
@@ -153,7 +163,7 @@ class Incumbent:
 
     def result(self, termination: Termination, reason: str = "") -> SearchResult:
         """The search as it stands."""
-        found = self.evaluator(self.assignment) if self.assignment else None
+        found = self.evaluator(self.assignment) if self.found else None
         return SearchResult(
             assignment=self.assignment,
             objective_s=self.objective_s,

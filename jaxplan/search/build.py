@@ -286,17 +286,18 @@ class _Builder:
         ports: dict[int, Port] = {}
         for position, value in enumerate(self.graph.outputs):
             made = self.copies.get(value) or self.finished.get(value) or self.values.get(value)
-            if made is None and position not in inputs_of and position not in self.output_pins:
-                continue  # a source's layout is anybody's choice
             if position in inputs_of:
                 port = self.values[self.graph.inputs[inputs_of[position]]]
             else:
                 places = self._all(self.graph.values[value].shape)
                 if position in self.output_pins:
                     places = self._shared(places[self.output_pins[position](places)])
-                port = Port(
-                    node=self._node(np.zeros(len(places)), self.graph.output_paths[position]), places=places
-                )
+                # a source is made in any layout: the smallest is the best
+                held = self.graph.values[value].bytes / pieces(places, self.axes)
+                costs = _HOLDING * self.model.memory_seconds(held) if made is None else np.zeros(len(places))
+                port = Port(node=self._node(costs, self.graph.output_paths[position]), places=places)
+                if made is None:
+                    self._usage(port, value, 0, max(len(self.graph.ops), 1))
             ports[position] = port
             if made is not None:
                 settled = position in inputs_of and self.producers[value] >= 0

@@ -190,6 +190,6 @@ def solve(
         best.offer(reduction.lift(descent.descend(start, deadline)))
     except KeyboardInterrupt:
         return best.result(Termination.INTERRUPTED)
-    if not best.assignment or time.monotonic() > deadline:
+    if not best.found or time.monotonic() > deadline:
         return best.result(Termination.TIME_LIMIT, "local search reached nothing feasible")
     return best.result(Termination.FEASIBLE)

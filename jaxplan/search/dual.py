@@ -212,7 +212,7 @@ def ascend(
         if best.closed(relative_gap) or time.monotonic() > deadline:
             break
         # Until something feasible is known, a tenth of the bound stands for what is open.
-        open_s = best.objective_s - bound_s if best.assignment else 0.1 * abs(bound_s)
+        open_s = best.objective_s - bound_s if best.found else 0.1 * abs(bound_s)
         since = 0 if bound_s - top_s > LEAST_GAIN * open_s else since + 1
         if bound_s > top_s:
             top_s, prices = bound_s, dual.price

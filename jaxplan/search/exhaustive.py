@@ -52,7 +52,7 @@ def solve(
                 best.offer(block[at].tolist(), float(objective_s[at]))
     except KeyboardInterrupt:
         return best.result(Termination.INTERRUPTED)
-    if not best.assignment and sizes:
+    if not best.found and sizes:
         return best.result(
             Termination.INFEASIBLE, f"none of {count} assignments is allowed and within the limit"
         )

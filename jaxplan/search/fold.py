@@ -121,7 +121,7 @@ def _fold(
     found, limited = ilp.solve_with_room(
         tied.problem, time_limit_s=left_s, relative_gap=relative_gap / 2, seed=seed, matrices=quotient.matrices
     )
-    if not found.assignment:
+    if not found.found:
         return math.inf
     alike = tied.lift(found.assignment)
     best.offer(alike, found.objective_s)

@@ -97,7 +97,7 @@ class Folds:
             matrices=self.matrices, enough_s=enough_s,
         )
         best = self._incumbent.aside()
-        if not found.assignment:
+        if not found.found:
             return best.result(found.termination, found.reason)
         best.offer(tied.lift(found.assignment), found.objective_s)
         return replace(best.result(Termination.FEASIBLE), folded_s=best.objective_s, wall_s=found.wall_s)

@@ -86,7 +86,7 @@ def solve_with_room(
     if problem.limit_bytes is None:
         return search(problem, time_limit_s=time_limit_s), False
     free = search(replace(problem, limit_bytes=None), time_limit_s=time_limit_s)
-    if free.assignment and free.peak_bytes <= problem.limit_bytes:
+    if free.found and free.peak_bytes <= problem.limit_bytes:
         return free, False
     if free.termination is Termination.INTERRUPTED or free.bound_s >= enough_s:
         return replace(free, assignment=()), True

@@ -200,7 +200,7 @@ class Known:
         result = search(replace(self.problem, limit_bytes=limit_bytes), start)
         limit = self.top_bytes if limit_bytes is None else limit_bytes
         self.floors.append(Floor(limit=limit, target_s=result.bound_s))
-        if result.assignment:
+        if result.found:
             self.note(result.assignment)
 
     def front(self) -> tuple[TradeoffPoint, ...]:

@@ -224,7 +224,7 @@ class PricedSearch:
             other.deadline = -math.inf
             other._alarm.ring()
             thread.join()
-            if other.best.assignment:
+            if other.best.found:
                 self.best.offer(other.best.assignment)
             self.best.raise_bound(other.best.bound_s)
 

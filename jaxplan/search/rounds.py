@@ -269,7 +269,7 @@ class Rounds:
             dual, self.lift, own, relative_gap=self.relative_gap, deadline=self.engine.deadline, seed=self.engine.seed
         )
         search.climb()
-        if own.assignment:
+        if own.found:
             self.best.offer(own.assignment)
         self._raise_bound(own.bound_s)
         return self.best.closed(self.relative_gap) or own.bound_s >= self.ceiling_s

@@ -72,7 +72,7 @@ def tradeoff(
         return solve(limited, time_limit_s=BUDGET_S, relative_gap=gap, seed=seed, hint=start or None)
 
     least = least_peak(problem, time_limit_s=max(BUDGET_S, LEAST_SHARE * time_limit_s), seed=seed)
-    if least.assignment:
+    if least.found:
         known.note(least.assignment)
     elif least.termination is not Termination.INFEASIBLE:
         # out of time: nothing is known of the smallest end, but that is no proof that there is none

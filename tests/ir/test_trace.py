@@ -236,6 +236,14 @@ def test_a_lone_array_comes_back_only_where_it_is_donated(donate: tuple[int, ...
     assert traced.graph.aliases == (((0, 0),) if donate else ())
 
 
+def test_a_lone_array_with_a_name_comes_back() -> None:
+    """The smallest model there is: one matrix in a dict."""
+    traced = trace(lambda p, x: ({"w": p["w"] + x.sum()}, x.mean()), ({"w": shape(8, 8)}, shape(4)), {})
+    assert traced.graph.aliases == ((0, 0),)
+    drifting = trace(lambda p: {"w": p["w"].sum()}, ({"w": shape(8, 8)},), {})
+    assert drifting.graph.aliases == ()
+
+
 def test_drifting_leaves_are_named_and_only_they() -> None:
     def step(state: Any) -> Any:
         return {"a": state["a"], "b": state["b"].astype(jnp.bfloat16), "c": state["c"]}
