@@ -89,6 +89,6 @@ def solve_with_room(
     if free.found and free.peak_bytes <= problem.limit_bytes:
         return free, False
     if free.termination is Termination.INTERRUPTED or free.bound_s >= enough_s:
-        return replace(free, assignment=()), True
+        return replace(free, assignment=(), objective_s=math.inf, peak_bytes=-1), True
     left_s = None if time_limit_s is None else max(time_limit_s - free.wall_s, 0.0)
     return search(problem, time_limit_s=left_s), True

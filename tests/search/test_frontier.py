@@ -195,7 +195,7 @@ def test_what_a_walk_leaves_to_a_sweep_is_covered_by_both_bounds(
             continue
         known = known_ends(problem, int(peaks.min()), eps)
         walk = walk_frontier(known, lambda limited, start: replace(
-            exhaustively(limited, start), assignment=(), bound_s=-math.inf
+            exhaustively(limited, start), assignment=(), objective_s=math.inf, bound_s=-math.inf
         ))  # fmt: skip
         rows, largest = walk.rows_carried, walk.largest
         check_floor(known.tradeoff(int(peaks.min()), rows=rows, largest=largest), seconds, peaks)
@@ -247,7 +247,7 @@ def test_a_walk_goes_where_whole_tables_would_be_too_wide(monkeypatch: pytest.Mo
     seconds, peaks = enumerated(dense)
     known = known_ends(dense, int(peaks.min()), eps=0.0)
     walk = walk_frontier(known, lambda limited, start: replace(
-        exhaustively(limited, start), assignment=(), bound_s=-math.inf
+        exhaustively(limited, start), assignment=(), objective_s=math.inf, bound_s=-math.inf
     ))  # fmt: skip
     assert walk.largest > 10
     check_whole(

@@ -12,6 +12,7 @@ import pytest
 
 from jaxplan.search import Edge, Node, StrategyProblem, Termination, Usage, evaluate, least_peak, solve
 from jaxplan.search.exhaustive import solve as exhaustive
+from jaxplan.search.ilp import solve_with_room
 from tests.search.problems import grid, random_problem
 
 
@@ -95,6 +96,19 @@ def test_parts_that_nothing_joins_are_solved_apart() -> None:
 def test_without_nodes_there_is_nothing_to_pay() -> None:
     result = solve(StrategyProblem(nodes=()))
     assert (result.assignment, result.objective_s, result.termination) == ((), 0.0, Termination.OPTIMAL)
+    assert result.found
+
+
+def test_a_free_optimum_that_overruns_the_limit_is_not_handed_on() -> None:
+    problem = StrategyProblem(
+        nodes=(Node(name="n", costs_s=np.array([1.0, 2.0])),),
+        usages=(Usage(node=0, start=0, stop=1, bytes=np.array([20, 10])),),
+        limit_bytes=10,
+    )
+    ended, bound = solve_with_room(problem, enough_s=0.5)
+    assert bound and not ended.found
+    assert (ended.assignment, ended.objective_s, ended.peak_bytes) == ((), np.inf, -1)
+    assert solve_with_room(problem)[0].assignment == (1,)
 
 
 @pytest.mark.parametrize("seed", range(60))
