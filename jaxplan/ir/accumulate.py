@@ -55,7 +55,7 @@ def turned_sums(graph: Graph, waited: Collection[int] = ()) -> Parts:
 def makes_parts(op: Op) -> bool:
     """Whether each part of the operation's sum can be computed beside the others."""
     if op.primitive == "conv_general_dilated":  # the gradient of a kernel, summed over the batch
-        return op.params["feature_group_count"] == op.params["batch_group_count"] == 1
+        return op.params["feature_group_count"] == 1
     return op.primitive in _ORIGINS
 
 

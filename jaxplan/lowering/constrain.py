@@ -8,7 +8,7 @@ import numpy as np
 
 from ..ir import SUMS, Graph, Op, Site
 from ..plans import Constraint
-from ..sharding import NONE, UNREDUCED, Layout, reshard_path, runs_locally
+from ..sharding import NONE, UNREDUCED, Layout, reshard_path, runs_locally, sums_locally
 from .kernels import LOCAL
 from .order import Orders
 from .pending import HELD, held_values
@@ -32,7 +32,8 @@ def planned_constraints(
     where it is made, which is communication of its own.
 
     Sums that a loop accumulates stay pending, see `pending`: their layouts are written down, pending axes included.
-    Operations that run in a `shard_map` of their own have all their operands and results written down, as its specs.
+    Operations that run in a `shard_map` of their own (kernels, and sums in parts that XLA gets wrong) have all their
+    operands and results written down, as its specs.
     Between a transposed sum and what reads the addition it goes to nothing is pinned (`turned_sums`).
     A loop's carry and stacked results are pinned too: they have one layout for the whole loop, which propagation
     would take from whichever end it reaches first.
@@ -183,7 +184,8 @@ def _local_specs(
             specs.extend(_constraint(op, site, orders.layout(kind, index, position, row, len(shape)), shape, LOCAL))
 
     for op in graph.ops:
-        if runs_locally(op.primitive):
+        pending = any((values[value] == UNREDUCED).any() for value in op.results if value in values)
+        if runs_locally(op.primitive) or (pending and sums_locally(op.primitive, op.params)):
             for position, value in enumerate(op.operands):
                 row = reads[op.index, position]
                 add(op, op.sites[position], "read", op.index, position, row, value)

@@ -35,8 +35,7 @@ def run_locally(
     Sums that its results leave pending are finished inside, under the name `scope`; what has no layout (numbers) is
     whole.
     """
-    own = local_function(eqn.primitive.name)
-    params = dict(eqn.params) if own is not None else eqn.primitive.get_bind_params(eqn.params)
+    local = local_function(eqn)
     several = eqn.primitive.multiple_results
 
     def layout(kind: str, i: int) -> Layout | None:
@@ -47,7 +46,7 @@ def run_locally(
         return PartitionSpec() if found is None else found.spec()
 
     def piece(*pieces: Any) -> list[Any]:
-        made = (own or eqn.primitive.bind)(*pieces, **params)
+        made = local(*pieces)
         finished = []
         for i, result in enumerate(made if several else [made]):
             found = layout("result", i)

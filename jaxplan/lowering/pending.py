@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..ir import Graph
-from ..sharding import UNREDUCED, Layout
+from ..sharding import UNREDUCED, Layout, local_function, sums_locally
 
 HELD = "held"
 """`Constraint.why` of layouts of sums that stay pending, and of the operands of products that make them."""
@@ -118,7 +118,8 @@ def on_parts(eqn: Any, operands: Sequence[Any], layouts: Sequence[Layout | None]
         leading = [layout is not None and bool(layout.unreduced) for layout in layouts]
         mapped = [[0 if is_held else None for is_held in leading]] * len(result.unreduced)
     elif eqn.primitive.name == "conv_general_dilated":
-        return _by_device(bind, operands, layouts, result, mesh)
+        local = local_function(eqn) if sums_locally("conv_general_dilated", eqn.params) else bind
+        return _by_device(local, operands, layouts, result, mesh)
     else:
         split = [
             _split(finished(x, mesh), layout, result.unreduced, mesh)

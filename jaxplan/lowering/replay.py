@@ -173,9 +173,12 @@ class Replay:
             branches = enumerate(params["branches"])
             changed = {"branches": tuple(self._whole_body(b, (*inner, i), operands[1:]) for i, b in branches)}
         elif Site(frame, "result", position, 0) in self._held:
-            return [self._on_parts(eqn, position, operands, frame)]
+            return [self._on_parts(eqn, position, operands, frame, self._held)]
         elif runs_locally(name):
             return run_locally(eqn, operands, frame, position, self._mesh, self._layouts, scope)
+        elif Site(frame, "result", position, 0) in self._layouts:
+            parts = self._on_parts(eqn, position, operands, frame, self._layouts)
+            return [finished(parts, self._mesh, scope)]
         else:
             results = eqn.primitive.bind(*in_range(eqn, operands), **eqn.primitive.get_bind_params(params))
             if name == "fft" and runs_on_cpu(self._mesh):
@@ -183,9 +186,11 @@ class Replay:
             return results if eqn.primitive.multiple_results else [results]
         return eqn.primitive.bind(*operands, **{**params, **changed})
 
-    def _on_parts(self, eqn: Any, position: int, operands: list[Any], frame: tuple[int, ...]) -> Held:
-        layouts = [self._held.get(Site(frame, "operand", position, i)) for i in range(len(operands))]
-        return on_parts(eqn, operands, layouts, self._held[Site(frame, "result", position, 0)], self._mesh)
+    def _on_parts(
+        self, eqn: Any, position: int, operands: list[Any], frame: tuple[int, ...], written: Mapping[Site, Layout]
+    ) -> Held:
+        layouts = [written.get(Site(frame, "operand", position, i)) for i in range(len(operands))]
+        return on_parts(eqn, operands, layouts, written[Site(frame, "result", position, 0)], self._mesh)
 
     def _scan(self, eqn: Any, operands: list[Any], inner: tuple[int, ...]) -> Sequence[Any]:
         """A loop whose carries and stacked results stay in parts where the plan says so."""

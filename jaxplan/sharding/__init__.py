@@ -27,6 +27,7 @@ from .rules import register_rule as register_rule
 from .rules import registered as registered
 from .rules import rule_for as rule_for
 from .rules import runs_locally as runs_locally
+from .rules import sums_locally as sums_locally
 from .spec import NONE as NONE
 from .spec import UNREDUCED as UNREDUCED
 from .spec import Layout as Layout

@@ -116,8 +116,15 @@ def embedded(table: Any, tokens: Any) -> Any:
     return (jnp.tanh(table[tokens] @ PARAMS["head"]) ** 2).mean()
 
 
+GROUPED = (RANDOM.normal(size=(3, 3, 1, 64)) * 0.1).astype(np.float32)
+LARGE = RANDOM.normal(size=(STEPS, 64, 32, 32, 4)).astype(np.float32)
+
+
 def convolved(kernel: Any, images: Any) -> Any:
-    made = lax.conv_general_dilated(images, kernel, (2, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    made = lax.conv_general_dilated(
+        images, kernel, (2, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=images.shape[-1] // kernel.shape[2],
+    )  # fmt: skip
     return (jnp.tanh(made) ** 2).mean()
 
 
@@ -134,6 +141,7 @@ def summed_up(gradient: Callable[..., Any], scale: Callable[[Any, Any], Any]) ->
 OTHERS = {
     "embedding": (embedded, jnp.add, PARAMS["embed"], TOKENS),
     "convolution": (convolved, jnp.add, KERNEL, IMAGES),
+    "grouped convolution": (convolved, jnp.add, GROUPED, LARGE),
     "mean": (embedded, lambda total, g: total + g / STEPS, PARAMS["embed"], TOKENS),
     "moving average": (convolved, lambda total, g: 0.9 * total + 0.1 * g, KERNEL, IMAGES),
 }

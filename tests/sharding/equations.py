@@ -16,6 +16,8 @@ from jax.sharding import Mesh, NamedSharding
 
 from jaxplan._jax import Literal, as_closed
 from jaxplan.ir import call_of
+from jaxplan.lowering.pending import finished, on_parts
+from jaxplan.sharding import UNREDUCED, Layout, sums_locally
 from jaxplan.sharding.rule import OpShapes
 from jaxplan.sharding.spec import layout_of_places
 from jaxplan.sharding.strategy import Strategies
@@ -25,11 +27,13 @@ from .cases import Case
 
 @dataclass(frozen=True, kw_only=True)
 class Equation:
-    """A primitive with its parameters as a function of arrays, the arrays, and its shapes for a rule."""
+    """A primitive with its parameters as a function of arrays, the arrays, its shapes for a rule, and its equation
+    where there is one."""
 
     fn: Callable[..., tuple[Any, ...]]
     operands: tuple[Any, ...]
     shapes: OpShapes
+    eqn: Any = None
 
 
 class _Found(Exception):
@@ -78,7 +82,7 @@ def equation(case: Case) -> Equation:
         made = eqn.primitive.bind(*operands, **eqn.params)
         return tuple(made) if eqn.primitive.multiple_results else (made,)
 
-    return _equation(case.primitive, eqn.params, values, fn, eqn.outvars)
+    return _equation(case.primitive, eqn.params, values, fn, eqn)
 
 
 def _equation(
@@ -86,12 +90,13 @@ def _equation(
     params: Any,
     values: Sequence[Any],
     fn: Callable[..., Any],
-    outvars: Sequence[Any] | None = None,
+    eqn: Any = None,
 ) -> Equation:
     operands = tuple(jax.numpy.asarray(v) for v in values)
-    results = jax.eval_shape(fn, *operands) if outvars is None else [v.aval for v in outvars]
+    results = jax.eval_shape(fn, *operands) if eqn is None else [v.aval for v in eqn.outvars]
     return Equation(
         fn=fn,
+        eqn=eqn,
         operands=operands,
         shapes=OpShapes(
             primitive=primitive,
@@ -138,7 +143,7 @@ def compile_strategies(
 
 
 def _compiled(eq: Equation, found: Strategies, mesh: Mesh, chosen: Sequence[int]) -> Any:
-    """A result that is a pending sum is asked for in its layout without the pending axes."""
+    """A result that is a pending sum is asked for in its layout without the pending axes, or made as plans make it."""
     axes = tuple(mesh.shape.items())
 
     def shardings(
@@ -156,8 +161,22 @@ def _compiled(eq: Equation, found: Strategies, mesh: Mesh, chosen: Sequence[int]
     outs = shardings(found.results, eq.shapes.results)
     shapes = [[jax.ShapeDtypeStruct(v.shape, v.dtype) for v in eq.operands] for _ in chosen]
 
+    def layouts(s: int) -> list[list[Layout]]:
+        sides = ((found.operands, eq.shapes.operands), (found.results, eq.shapes.results))
+        return [
+            [layout_of_places(places[s], len(shape), axes) for places, shape in zip(*side, strict=True)]
+            for side in sides
+        ]
+
+    def one(s: int, operands: list[Any]) -> list[Any]:
+        in_parts = any((places[s] == UNREDUCED).any() for places in found.results)
+        if in_parts and sums_locally(eq.shapes.primitive, eq.shapes.params):
+            held = on_parts(eq.eqn, operands, layouts(s)[0], layouts(s)[1][0], mesh)
+            return [finished(held, mesh, "sum")]
+        return list(eq.fn(*operands))
+
     def every(many: list[list[Any]]) -> list[list[Any]]:
-        return [list(eq.fn(*operands)) for operands in many]
+        return [one(s, operands) for s, operands in zip(chosen, many, strict=True)]
 
     return jax.jit(every, in_shardings=(ins,), out_shardings=outs).lower(shapes).compile()
 

@@ -150,9 +150,9 @@ def test_the_tpu_compiler_needs_only_the_collectives_of_the_rule(case: Case, tpu
 
 
 def test_a_grouped_kernels_gradient_is_still_summed_over_a_spare_axis() -> None:
-    """The reason why the contraction of a convolution in batch groups is no reduction factor in our rule.
+    """The reason why plans sum a convolution in batch groups in a shard_map.
 
-    When this fails the partitioner has been mended: make it one.
+    When this fails the partitioner has been mended: let it do so (`sum_of_batch_groups`).
     """
     (case,) = (c for c in CASES if c.label == "depthwise kernel's gradient")
     eq = equation(case)

@@ -21,6 +21,7 @@ from .registry import register_rule as register_rule
 from .registry import registered as registered
 from .registry import rule_for as rule_for
 from .registry import runs_locally as runs_locally
+from .registry import sums_locally as sums_locally
 
 FAMILIES = (
     _collective,

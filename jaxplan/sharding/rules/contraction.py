@@ -8,7 +8,7 @@ from typing import Any
 
 from ..halo import Halo, Window
 from ..rule import OpShapes, Rule, RuleBuilder
-from .registry import register
+from .registry import LocalFunction, register, register_sum
 
 
 @register("dot_general")
@@ -144,9 +144,8 @@ def conv_general_dilated(op: OpShapes) -> Rule:
         lhs[lhs_n], out[out_n] = (groups, batch), batch
         rhs[rhs_o] = out[out_c] = (groups, made)
         lhs[lhs_c] = rhs[rhs_i] = b.factor(lhs_shape[lhs_c])
-        # Not a reduction: on a mesh with an axis to spare the partitioner sums over that axis too and the
-        # result is too large by its size (seen with jax 0.10.2 on CPU and TPU; tests/sharding looks again).
-        whole += [batch, made, lhs[lhs_c]]
+        whole += [batch, made]
+        reduction.append(lhs[lhs_c])
     else:
         lhs[lhs_n] = out[out_n] = b.factor(lhs_shape[lhs_n])
         rhs[rhs_o] = out[out_c] = b.factor(rhs_shape[rhs_o])
@@ -190,6 +189,23 @@ def conv_general_dilated(op: OpShapes) -> Rule:
         flops=2.0 * math.prod(out_shape) * rhs_shape[rhs_i] * points,
         halos=tuple(halos),
     )
+
+
+@register_sum("conv_general_dilated", lambda params: params["batch_group_count"] > 1)
+def sum_of_batch_groups(eqn: Any) -> LocalFunction:
+    """A grouped kernel's gradient on one device, of its part of the batch and its groups.
+
+    On a mesh with an axis to spare XLA's partitioner sums over that axis too, and the result is too large by its size
+    (seen with jax 0.10.2 on CPU and TPU; tests/sharding looks again).
+    """
+    batch = eqn.params["dimension_numbers"].lhs_spec[0]
+    extent, groups = eqn.invars[0].aval.shape[batch], eqn.params["batch_group_count"]
+
+    def local(lhs: Any, rhs: Any) -> Any:
+        here = {"batch_group_count": groups * lhs.shape[batch] // extent}
+        return eqn.primitive.bind(lhs, rhs, **{**eqn.params, **here})
+
+    return local
 
 
 def _windows(op: OpShapes, space: Sequence[int]) -> list[Window]:

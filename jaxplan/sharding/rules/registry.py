@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from ...errors import RuleError
@@ -19,6 +20,10 @@ LocalFunction = Callable[..., Any]
 # The two globals that may grow after import, by `register_rule` alone.
 _RULES: dict[str, RuleFunction] = {}
 _LOCAL: dict[str, LocalFunction | None] = {"pallas_call": None, "tpu_custom_call": None}
+
+_SUMS: dict[str, tuple[Callable[[Mapping[str, Any]], bool], Callable[[Any], LocalFunction]]] = {}
+"""Of jax's own primitives whose sums XLA gets wrong in parts: with which parameters, and from an equation to what one
+device does."""
 
 
 _Function = TypeVar("_Function", bound=RuleFunction)
@@ -80,14 +85,37 @@ def register_rule(primitive: str, fn: RuleFunction, *, local: LocalFunction | No
         _LOCAL[primitive] = local
 
 
+def register_sum(
+    primitive: str, where: Callable[[Mapping[str, Any]], bool]
+) -> Callable[[Callable[[Any], LocalFunction]], Callable[[Any], LocalFunction]]:
+    """Decorator: with parameters as `where` says, sums in parts run in a `shard_map` of what the function returns."""
+
+    def add(function: Callable[[Any], LocalFunction]) -> Callable[[Any], LocalFunction]:
+        _SUMS[primitive] = where, function
+        return function
+
+    return add
+
+
 def runs_locally(primitive: str) -> bool:
     """Whether the planned step runs this primitive in a `shard_map`: XLA could not cut, nor even take, it otherwise."""
     return primitive in _LOCAL
 
 
-def local_function(primitive: str) -> LocalFunction | None:
-    """What one device does; None: the primitive itself, whose rule keeps everything whole."""
-    return _LOCAL[primitive]
+def sums_locally(primitive: str, params: Mapping[str, Any]) -> bool:
+    """Whether the planned step runs this operation in a `shard_map` where its results are sums in parts."""
+    return primitive in _SUMS and _SUMS[primitive][0](params)
+
+
+def local_function(eqn: Any) -> LocalFunction:
+    """What one device does in place of an equation: a kernel without a function of its own is called as it is."""
+    name = eqn.primitive.name
+    if name not in _LOCAL:
+        return _SUMS[name][1](eqn)
+    own = _LOCAL[name]
+    if own is None:
+        return functools.partial(eqn.primitive.bind, **eqn.primitive.get_bind_params(eqn.params))
+    return functools.partial(own, **eqn.params)
 
 
 def registered() -> frozenset[str]:
