@@ -23,9 +23,6 @@ BudgetSearch = Callable[[StrategyProblem, tuple[int, ...]], SearchResult]
 #: What float sums in another order can make of a cost, relatively.
 ROUNDING = 1e-9
 
-#: Halvings that find a budget among all that 64 bits can say.
-HALVINGS = 64
-
 
 @dataclass(frozen=True, kw_only=True)
 class TradeoffPoint:
@@ -176,15 +173,19 @@ class Known:
         self.points: dict[tuple[int, ...], TradeoffPoint] = {}
         self.floors: list[Floor | AnyOf] = []
         self.whole = False
+        self._front: tuple[TradeoffPoint, ...] = ()
+        self._new: list[TradeoffPoint] = []
         self._evaluate = Evaluator(replace(problem, limit_bytes=None))
 
     def note(self, assignment: tuple[int, ...]) -> TradeoffPoint:
         """Keep a point."""
         if assignment not in self.points:
             found = self._evaluate(assignment)
-            self.points[assignment] = TradeoffPoint(
+            point = TradeoffPoint(
                 objective_s=found.objective_s, peak_bytes=found.peak_bytes, assignment=assignment
             )
+            self.points[assignment] = point
+            self._new.append(point)
         return self.points[assignment]
 
     def add(self, found: Tradeoff) -> None:
@@ -205,7 +206,10 @@ class Known:
 
     def front(self) -> tuple[TradeoffPoint, ...]:
         """The points that no other one beats."""
-        return staircase(self.points.values())
+        if self._new:
+            # what is beaten once stays so: only what came since is laid beside the others
+            self._front, self._new = staircase([*self._front, *self._new]), []
+        return self._front
 
     @property
     def span_bytes(self) -> int:
@@ -236,7 +240,7 @@ class Known:
         fast = self.at(high)
         # floors fall with the budget: the smallest one whose floor is too low, by halves
         under, over = low - 1, high.copy()
-        for _ in range(HALVINGS):
+        for _ in range(int((over - under).max()).bit_length()):
             middle = under + (over - under) // 2
             is_open = self.at(middle) < known_s
             over, under = np.where(is_open, middle, over), np.where(is_open, under, middle)
@@ -254,7 +258,9 @@ class Known:
 
     def best_at(self, budget_bytes: int) -> float:
         """Seconds of the fastest point found within a budget; infinite without one."""
-        return min((p.objective_s for p in self.points.values() if p.peak_bytes <= budget_bytes), default=math.inf)
+        front = self.front()
+        position = bisect_right(front, budget_bytes, key=lambda point: point.peak_bytes)
+        return front[position - 1].objective_s if position else math.inf
 
     def slack_at(self, budget_bytes: int) -> float:
         """How much slower, relatively, the fastest point found within a budget is than what is proved."""
@@ -268,9 +274,10 @@ class Known:
 
     def tradeoff(self, least_bytes: int, *, rows: int, largest: int) -> Tradeoff:
         """All of it; nothing is within less than `least_bytes`."""
+        front, grain = self.front(), self.grain_bytes
         sizes = {least_bytes}
-        for point in self.front():
-            sizes |= {point.peak_bytes, point.peak_bytes - self.grain_bytes}
+        for point in front:
+            sizes |= {point.peak_bytes, point.peak_bytes - grain}
         for floor in self.floors:
             sizes |= {floor.limit + 1, *floor.sizes.astype(np.int64).tolist()}
         most = max(self.top_bytes, least_bytes)
@@ -281,9 +288,7 @@ class Known:
         for start, bound_s in zip(starts.tolist(), proved.tolist(), strict=True):
             if not steps or bound_s < steps[-1][1]:
                 steps.append((int(start), bound_s))
-        return Tradeoff(
-            points=self.front(), floor=tuple(steps), rows=rows, largest=largest, grain_bytes=self.grain_bytes
-        )
+        return Tradeoff(points=front, floor=tuple(steps), rows=rows, largest=largest, grain_bytes=grain)
 
 
 def _most_bytes(problem: StrategyProblem) -> int:
