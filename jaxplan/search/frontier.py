@@ -20,7 +20,7 @@ import numpy as np
 
 from ..errors import SolverError
 from .evaluate import Evaluator
-from .frontier_elimination import MOST_SUMS, Elimination, Points, Rows, assignment_of
+from .frontier_elimination import MOST_SUMS, Elimination, Points, Rows, assignments_of
 from .known import Tradeoff, TradeoffPoint, staircase
 from .problem import StrategyProblem
 from .reduce import reduce
@@ -53,8 +53,8 @@ def trace_frontier(
         rows = Rows(small, evaluate_small.times[steps] if steps else np.zeros(0, np.int64))
         final, largest = Elimination(small, rows, width, most_sums=most_sums, deadline=deadline).run()
         over: dict[int, int] = {}
-        for index in range(final.points.seconds.size):
-            assignment = assignment_of(final, index, len(small.nodes))
+        every = np.arange(final.points.seconds.size)
+        for index, assignment in enumerate(assignments_of(final, every, len(small.nodes)).tolist()):
             alive = evaluate_small.timeline_bytes(assignment)
             excess = int(alive.max(initial=0)) - int(final.points.bytes[index].max(initial=0))
             if excess > 0:

@@ -325,16 +325,19 @@ def _unit(rows: int) -> Table:
     return _factor((), np.zeros(1), None, np.zeros((1, rows), np.int64))
 
 
-def assignment_of(final: Table, index: int, count: int) -> tuple[int, ...]:
-    """The choices that make a point of the last table."""
-    chosen = [0] * count
-    todo = [(final, index)]
+def assignments_of(final: Table, points: Ints, count: int) -> Ints:
+    """The choices that make points of the last table: `int64[points, count]`, of `count` nodes.
+
+    A table is walked through once for all of them.
+    """
+    chosen = np.zeros((points.size, count), np.int64)
+    todo = [(final, points)]
     while todo:
-        table, point = todo.pop()
+        table, at = todo.pop()
         if table.left is None or table.right is None:
             continue
         if table.node >= 0:
-            chosen[table.node] = int(table.points.choice[point])
-        todo.append((table.left, int(table.points.left[point])))
-        todo.append((table.right, int(table.points.right[point])))
-    return tuple(chosen)
+            chosen[:, table.node] = table.points.choice[at]
+        todo.append((table.left, table.points.left[at]))
+        todo.append((table.right, table.points.right[at]))
+    return chosen

@@ -26,7 +26,7 @@ import numpy as np
 from .branches import LAST_SWEEPS, MOST_ROWS, Branch
 from .dual import DualAscent
 from .evaluate import Evaluator
-from .frontier_elimination import Elimination, NoAssignment, Rows, Slack, Table, TooWide, assignment_of
+from .frontier_elimination import Elimination, NoAssignment, Rows, Slack, Table, TooWide, assignments_of
 from .known import AnyOf, BudgetSearch, Floor, Known
 from .problem import Floats, Ints
 from .program import OutOfTime
@@ -304,8 +304,10 @@ class Stretches:
         """
         over, grain = dict[int, int](), self.known.grain_bytes
         sizes = (final.points.bytes + taken).max(axis=1, initial=0)
-        for index in _parted(sizes, seconds, self.known.eps * PARTED):
-            chosen = lift(assignment_of(final, index, count))
+        parted = _parted(sizes, seconds, self.known.eps * PARTED)
+        assignments = assignments_of(final, np.array(parted, np.int64), count).tolist()
+        for index, assignment in zip(parted, assignments, strict=True):
+            chosen = lift(assignment)
             point = self.known.note(self.reduction.lift(chosen))
             excess = point.peak_bytes - int(sizes[index])
             if excess > grain:

@@ -76,3 +76,19 @@ def grid(side: int, strategies: int, seed: int) -> StrategyProblem:
         for i in range(len(nodes))
     )
     return StrategyProblem(nodes=nodes, edges=edges, usages=usages, limit_bytes=400 * side)
+
+
+def layers(count: int, strategies: int, *, alike: bool, seed: int = 0) -> StrategyProblem:
+    """A chain of layers, all alive at once, with lognormal costs: each its own, or all the same."""
+    rng = np.random.default_rng(seed)
+    nodes, edges, usages = [], [], []
+    for number in range(count):
+        if not number or not alike:
+            costs_s = rng.lognormal(0, 1, strategies) * 1e-4
+            size = (rng.lognormal(0, 1, strategies) * 2**26).astype(np.int64)
+            between_s = rng.lognormal(0, 1, (strategies, strategies)) * 1e-5
+        nodes.append(Node(name=f"l{number}", costs_s=costs_s))
+        usages.append(Usage(node=number, start=0, stop=1, bytes=size))
+        if number:
+            edges.append(Edge(tail=number - 1, head=number, costs_s=between_s))
+    return StrategyProblem(nodes=tuple(nodes), edges=tuple(edges), usages=tuple(usages)).verify()

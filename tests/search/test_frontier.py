@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +22,6 @@ from jaxplan.search import (
     stretches,
     tradeoff,
 )
-from jaxplan.search import known as known_module
 from jaxplan.search.evaluate import Evaluator
 from jaxplan.search.frontier import trace_frontier
 from jaxplan.search.frontier_elimination import TooWide
@@ -211,40 +209,6 @@ def test_what_a_walk_leaves_to_a_sweep_is_covered_by_both_bounds(
         else:
             check_whole(problem, found, seconds, peaks)
     assert left_over > 5, "no walk was left to a sweep"
-
-
-def test_the_front_is_kept_and_what_is_new_is_laid_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked_at, plainly = 0, known_module.staircase
-
-    def counted(points: Iterable[TradeoffPoint]) -> tuple[TradeoffPoint, ...]:
-        nonlocal looked_at
-        given = tuple(points)
-        looked_at += len(given)
-        return plainly(given)
-
-    many = 600
-    line = np.arange(many)
-    node = Node(name="n", costs_s=(many - line).astype(np.float64))
-    problem = StrategyProblem(nodes=(node,), usages=(Usage(node=0, start=0, stop=1, bytes=line + 1),))
-    known = Known(problem, 0.0)
-    # one strategy in three is beaten by the one before it in both
-    node.costs_s[2::3] += 3.0
-    rng = np.random.default_rng(0)
-    with monkeypatch.context() as patched:
-        patched.setattr(known_module, "staircase", counted)
-        for part in np.split(rng.permutation(many), 6):
-            for choice in part.tolist():
-                known.note((choice,))
-            front = known.front()
-            assert front == tuple(sorted(front, key=lambda p: p.peak_bytes))
-            assert known.best_at(many // 2) == min(
-                (p.objective_s for p in known.points.values() if p.peak_bytes <= many // 2), default=math.inf
-            )
-            known.tradeoff(1, rows=0, largest=0)
-            known.gaps()
-    assert known.front() == plainly(known.points.values())
-    # a part beside what was there at each of six times, however often it is asked for
-    assert looked_at <= 6 * many
 
 
 def test_a_node_of_hundreds_of_neighbours_is_no_matter() -> None:

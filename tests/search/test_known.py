@@ -1,0 +1,66 @@
+"""What is known of a frontier, and how fast a frontier of many layers is."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+
+from jaxplan.search import Node, StrategyProblem, Usage, evaluate, known, tradeoff
+from jaxplan.search.known import TradeoffPoint
+from jaxplan.search.warm import load_walk
+
+from .problems import layers
+
+
+def test_the_front_is_kept_and_what_is_new_is_laid_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at, plainly = 0, known.staircase
+
+    def counted(points: Iterable[TradeoffPoint]) -> tuple[TradeoffPoint, ...]:
+        nonlocal looked_at
+        given = tuple(points)
+        looked_at += len(given)
+        return plainly(given)
+
+    many = 600
+    line = np.arange(many)
+    node = Node(name="n", costs_s=(many - line).astype(np.float64))
+    problem = StrategyProblem(nodes=(node,), usages=(Usage(node=0, start=0, stop=1, bytes=line + 1),))
+    so_far = known.Known(problem, 0.0)
+    # one strategy in three is beaten by the one before it in both
+    node.costs_s[2::3] += 3.0
+    rng = np.random.default_rng(0)
+    with monkeypatch.context() as patched:
+        patched.setattr(known, "staircase", counted)
+        for part in np.split(rng.permutation(many), 6):
+            for choice in part.tolist():
+                so_far.note((choice,))
+            front = so_far.front()
+            assert front == tuple(sorted(front, key=lambda p: p.peak_bytes))
+            assert so_far.best_at(many // 2) == min(
+                (p.objective_s for p in so_far.points.values() if p.peak_bytes <= many // 2), default=math.inf
+            )
+            so_far.tradeoff(1, rows=0, largest=0)
+            so_far.gaps()
+    assert so_far.front() == plainly(so_far.points.values())
+    # a part beside what was there at each of six times, however often it is asked for
+    assert looked_at <= 6 * many
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("alike", [False, True])
+def test_ninety_six_layers_of_32_strategies_take_no_more_than_fifteen_seconds_of_one_core(
+    alike: bool,
+) -> None:
+    problem = layers(96, 32, alike=alike)
+    load_walk()
+    began = time.process_time()
+    found, _ = tradeoff(problem, eps=1e-3, time_limit_s=300.0)
+    assert time.process_time() - began <= 15.0
+    assert found.regret_bound <= 1e-3
+    for point in found.points:
+        result = evaluate(problem, point.assignment)
+        assert (result.objective_s, result.peak_bytes) == (point.objective_s, point.peak_bytes)
