@@ -8,6 +8,7 @@ transform is cached by identity: tens of thousands of edges cost some hundred tr
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from .dominance import Dominance
 from .problem import Bools, Floats, Ints, StrategyProblem
+from .profiles import Profiles
 
 Array = TypeVar("Array", Floats, Ints)
 
@@ -87,7 +89,9 @@ class Matrices:
         self._known: dict[tuple[object, ...], np.ndarray] = {}
         self._shapes: dict[int, Shape] = {}
         self._alive: list[np.ndarray | None] = []
-        self.dominance = Dominance()
+        self._above: dict[int, tuple[int, Ints | None]] = {}
+        self._every: dict[int, Ints] = {}
+        self.dominance, self.profiles = Dominance(), Profiles()
 
     def intern(self, array: np.ndarray) -> np.ndarray:
         """The one array of this content."""
@@ -117,7 +121,20 @@ class Matrices:
             self._known[key] = self.intern(matrix[index])
         return self._known[key]
 
-    def plus(self, left: Floats, right: Floats) -> Floats:
+    def every(self, size: int) -> Ints:
+        """All of so many strategies, as an index."""
+        if size not in self._every:
+            self._every[size] = self.intern(np.arange(size))
+        return self._every[size]
+
+    def above(self, used: Ints) -> tuple[int, Ints | None]:
+        """The least of an interned array, and what the others are above it; None where all are equal."""
+        if id(used) not in self._above:
+            least = int(used.min())
+            self._above[id(used)] = least, self.intern(used - least) if (used > least).any() else None
+        return self._above[id(used)]
+
+    def plus(self, left: Array, right: Array) -> Array:
         """The sum."""
         key = ("plus", id(left), id(right))
         if key not in self._known:
@@ -153,8 +170,21 @@ class Contraction:
         self.costs: list[Floats | None] = [node.costs_s for node in problem.nodes]
         self.joined: list[dict[int, Floats]] = [{} for _ in problem.nodes]
         self._dirty: dict[tuple[int, int], None] = {}
+        self._usages = problem.usages
         for edge in problem.edges:
             self._join(edge.tail, edge.head, self.matrices.masked(edge.costs_s, edge.allowed))
+
+    @functools.cached_property
+    def spans(self) -> tuple[Ints, Ints]:
+        """The time steps at which usages start or stop, and of each usage the positions among them: [usages, 2]."""
+        bounds = np.array([(u.start, u.stop) for u in self._usages], dtype=np.int64).reshape(-1, 2)
+        times, where = np.unique(bounds, return_inverse=True)
+        return times, where.reshape(-1, 2)
+
+    @functools.cached_property
+    def used(self) -> list[Ints]:
+        """The bytes of each usage, equal ones one array."""
+        return [self.matrices.intern(usage.bytes) for usage in self._usages]
 
     def size(self, node: int) -> int:
         """How many strategies a node that is still there has."""

@@ -150,7 +150,9 @@ def _dominate(graph: Contraction, peaks: Peaks) -> bool:
         edges = list(graph.joined[node].values())
         if size == 1 or any(size * matrix.size > MOST_DIFFERENCES for matrix in edges):
             continue
-        left = graph.matrices.dominance.left(graph.unary(node), edges, peaks.profile(node, size))
+        own = peaks.usages.get(node, ())
+        used = graph.matrices.profiles.of([(a, b) for a, b, _ in own], [u for *_, u in own], size).rows
+        left = graph.matrices.dominance.left(graph.unary(node), edges, used)
         if left.size < size:
             changed = True
             graph.keep(node, left)
