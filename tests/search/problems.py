@@ -7,11 +7,11 @@ import numpy as np
 from jaxplan.search import Edge, Node, StrategyProblem, Usage, evaluate
 
 
-def random_problem(seed: int, most_nodes: int = 6) -> StrategyProblem:
-    """A problem of at most 5**most_nodes assignments; about one in four is infeasible."""
+def random_problem(seed: int, most_nodes: int = 6, most_strategies: int = 5) -> StrategyProblem:
+    """A problem of at most most_strategies**most_nodes assignments; about one in four is infeasible."""
     rng = np.random.default_rng(seed)
     count = int(rng.integers(1, most_nodes + 1))
-    sizes = rng.integers(1, 6, count)
+    sizes = rng.integers(1, most_strategies + 1, count)
     # Small integers make ties and exact dominance likely; microseconds are what real problems hold.
     whole = rng.random() < 0.4
 
