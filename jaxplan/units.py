@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import re
+from collections.abc import Callable, Sequence
 
 from .errors import ArgumentError
 
@@ -15,6 +18,10 @@ _SUFFIX_BYTES = {
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
 }  # fmt: skip
+
+
+#: Digits that a number is printed with, and the most behind its point: more no double has.
+SIGNIFICANT, MOST_DIGITS = 3, 16
 
 
 def format_bytes(size_bytes: float) -> str:
@@ -36,6 +43,23 @@ def format_seconds(duration_s: float) -> str:
         return "0 s"
     scale, unit = next((one for one in SECONDS if abs(duration_s) >= one[0]), SECONDS[-1])
     return f"{duration_s / scale:.3g} {unit}"
+
+
+def told_apart(values: Sequence[float], units: Sequence[tuple[float, str]]) -> Callable[[float], str]:
+    """What prints values in the unit of the largest, with as many digits (three at least) as tell neighbours apart.
+
+    `told_apart([0.17952, 0.17949], SECONDS)(0.17952) == "179.52 ms"`; neighbours that are equal stay so.
+    """
+    largest = max(map(abs, values))
+    scale, unit = next((one for one in units if largest >= one[0]), units[-1])
+
+    def words(value: float, digits: int) -> str:
+        return f"{value / scale:.{digits}f} {unit}"
+
+    fewest = 0 if unit == "B" else max(0, SIGNIFICANT - len(f"{largest / scale:.0f}"))
+    differ = [(a, b) for a, b in itertools.pairwise(values) if a != b]
+    enough = (n for n in range(fewest, MOST_DIGITS) if all(words(a, n) != words(b, n) for a, b in differ))
+    return functools.partial(words, digits=next(enough, MOST_DIGITS))
 
 
 def parse_bytes(text: int | float | str) -> int:

@@ -9,27 +9,24 @@ TPU program's cycles are not known yet, and nine tenths of its compile time are 
 from __future__ import annotations
 
 import argparse
-import glob
 import json
 import os
-import re
 import resource
 import shutil
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import jax
+from assigned import until_assigned
 from cases import CASES
 from targets import TARGETS, hardware, is_gpu
 
 import jaxplan
 
 _REPORT = "*after_optimizations-memory-usage-report.txt"
-_AFTER = "*after_optimizations_after_buffer_assignment.txt"
 
 
 def lowered(case_name: str, target_name: str, mesh_name: str, plan_path: str, by_hand: bool) -> Any:
@@ -50,26 +47,6 @@ def lowered(case_name: str, target_name: str, mesh_name: str, plan_path: str, by
         case.step(), mesh, donate_argnums=(0,), hardware=hardware(target_name), options={"plan": plan}
     )
     return step.lower(state, batch)
-
-
-def assigned_memory(text: str) -> dict[str, int]:
-    """Bytes of one device's main memory by the kind of allocation, from XLA's dump of its buffer assignment."""
-    sizes = {"argument": 0, "output": 0, "alias": 0, "temp": 0}
-    for line in text.splitlines():
-        found = re.match(r"allocation \d+: size (\d+)(.*)", line)
-        if not found or "color" in found[2] or "thread-local" in found[2] or "constant" in found[2]:
-            continue
-        size = int(found[1])
-        if "parameter" in found[2]:
-            sizes["argument"] += size
-            if "maybe-live-out" in found[2]:
-                sizes["alias"] += size
-                sizes["output"] += size
-        elif "maybe-live-out" in found[2] or "output shape" in found[2]:
-            sizes["output"] += size
-        elif "temp" in found[2]:
-            sizes["temp"] += size
-    return sizes
 
 
 def main() -> None:
@@ -121,29 +98,7 @@ def main() -> None:
             True,
         )
         return
-    failed: list[BaseException] = []
-
-    def compile_it() -> None:
-        try:
-            program.compile(
-                compiler_options={**options, "xla_dump_to": str(folder), "xla_dump_hlo_as_text": True}
-            )
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=compile_it, daemon=True)
-    thread.start()
-    while thread.is_alive() and not glob.glob(str(folder / _AFTER)):
-        time.sleep(0.1)
-    if failed:
-        raise failed[0]
-    size = -1
-    path = glob.glob(str(folder / _AFTER))[0]
-    while os.path.getsize(path) != size or size == 0:
-        size = os.path.getsize(path)
-        time.sleep(0.2)
-    assignment = glob.glob(str(folder / "*after_optimizations-buffer-assignment.txt"))[0]
-    finish(assigned_memory(Path(assignment).read_text()), Path(path).read_text(), False)
+    finish(*until_assigned(program, options, folder), False)
     sys.stdout.flush()
     os._exit(0)  # the compiler's own threads are in the middle of code generation
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from assigned import peak_bytes
 from cases import CASES
 from targets import TARGETS, abstract_mesh, hardware, is_gpu
 
@@ -120,8 +121,7 @@ def compiled(
     if row["whole"]:
         price = compiled_price(found, model)
         row |= {"compute_s": price.compute_s, "comm_s": price.comm_s, "rule": price.rule}
-    memory = row["memory"]
-    row["peak_bytes"] = memory["argument"] + memory["output"] + memory["temp"] - memory["alias"]
+    row["peak_bytes"] = peak_bytes(row["memory"])
     return row
 
 

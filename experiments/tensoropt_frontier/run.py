@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,10 +24,15 @@ from jaxplan.frontier import Frontier
 from models import abstract_arguments, get, get_config
 
 HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent / "quality"))
+
+from assigned import peak_bytes, until_assigned  # noqa: E402  (that folder's own)
+
 RESULTS = HERE / "results.json"
 HARDWARE, COUNTS = "v100", (8, 16, 32)
 TARGET = "tpu-v5e:2x4"
 BUDGETS = 50
+PARTS = ["curve", "frontier", "compiled"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,59 +125,76 @@ def frontiers(name: str, limit_s: float, hardware: str, mesh: Any) -> tuple[Fron
 
 
 def compiled(name: str, limit_s: float) -> dict[str, Any]:
-    """Both ends and the knee of the frontier on eight TPU v5e chips, compiled for them."""
-    case, target = CASES[name], jaxplan.target(TARGET)
-    mesh = target.mesh(data=4, model=2)
+    """Both ends and the knee of the frontier on eight TPU v5e chips, compiled for them until buffers are assigned."""
+    mesh = jaxplan.target(TARGET).mesh(data=4, model=2)
     found, row = frontiers(name, limit_s, TARGET.partition(":")[0], mesh)
     rows = []
-    for point in dict.fromkeys((found.points[0], found.knee, found.points[-1])):
-        step = jaxplan.auto_shard(case.step(), mesh, donate_argnums=0, options={"plan": point.plan})
-        program = step.lower(*abstract_arguments(case.model, case.config)).compile(
-            compiler_options=dict(target.compiler_options)
-        )
-        memory = program.memory_analysis()
-        peak = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes
-        peak -= memory.alias_size_in_bytes
-        rows.append({"predicted_bytes": point.peak_bytes, "compiled_bytes": peak, "step_s": point.step_s})
-    sizes = [one["compiled_bytes"] for one in rows]
+    with tempfile.TemporaryDirectory() as folder:
+        for point in dict.fromkeys((found.points[0], found.knee, found.points[-1])):
+            plan, path = point.plan, Path(folder) / "plan.json"
+            plan.save(path)
+            made = _child(name, "one", limit_s, path)
+            # what collectives need beside their buffers is not there before code is generated
+            scratch = dict(plan.cost.peak_parts).get("scratch", 0)
+            rows.append(
+                {
+                    "predicted_bytes": plan.cost.peak_bytes - scratch,
+                    "compiled_bytes": made and made["peak_bytes"],
+                    "step_s": point.step_s,
+                }
+            )
+    sizes = [one["compiled_bytes"] for one in rows if one["compiled_bytes"]]
     return {**row, "points": len(found.points), "compiled": rows, "order_kept": sizes == sorted(sizes)}
+
+
+def one_compiled(name: str, path: Path) -> dict[str, Any]:
+    """The memory of one saved plan; the process has to end then."""
+    case, target = CASES[name], jaxplan.target(TARGET)
+    mesh = target.mesh(data=4, model=2)
+    step = jaxplan.auto_shard(
+        case.step(), mesh, donate_argnums=0, options={"plan": jaxplan.load_plan(path, mesh)}
+    )
+    lowered = step.lower(*abstract_arguments(case.model, case.config))
+    memory, _ = until_assigned(lowered, target.compiler_options, Path(tempfile.mkdtemp(prefix="tensoropt-")))
+    return {"memory": memory, "peak_bytes": peak_bytes(memory)}
 
 
 def main() -> None:
     """All parts of all networks, each in a process of its own; what is there already is kept with --keep."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--parts", nargs="+", choices=("curve", "frontier", "compiled"),
-                        default=["curve", "frontier", "compiled"])  # fmt: skip
+    parser.add_argument("--parts", nargs="+", choices=(*PARTS, "one"), default=PARTS)
+    parser.add_argument("--plan", type=Path, help="of the part `one`: the file of the plan that is compiled")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds of a frontier")
     parser.add_argument("--keep", action="store_true")
     parser.add_argument("--here", action="store_true", help="one part of one network, in this process")
     given = parser.parse_args()
     if given.here:
+        if given.parts == ["one"]:
+            print(json.dumps(one_compiled(given.only[0], given.plan)), flush=True)
+            os._exit(0)  # the compiler's threads are in the middle of code generation
         print(json.dumps(_part(given.only[0], given.parts[0], given.limit)))
         return
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name, part in itertools.product(given.only, given.parts):
         if given.keep and part in results.get(name, {}):
             continue
-        command = [
-            sys.executable,
-            __file__,
-            "--here",
-            "--only",
-            name,
-            "--parts",
-            part,
-            "--limit",
-            str(given.limit),
-        ]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-        if done.returncode:
+        made = _child(name, part, given.limit)
+        if made is None:
             print(f"{name} {part}: failed", file=sys.stderr)
             continue
-        results.setdefault(name, {"what": CASES[name].what})[part] = json.loads(done.stdout.splitlines()[-1])
+        results.setdefault(name, {"what": CASES[name].what})[part] = made
         RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
         print(f"{name} {part}: done")
+
+
+def _child(name: str, part: str, limit_s: float, plan: Path | None = None) -> dict[str, Any] | None:
+    """One part in a process of its own; None where that failed."""
+    command = [sys.executable, __file__, "--here", "--only", name, "--parts", part, "--limit", str(limit_s)]
+    command += ["--plan", str(plan)] if plan else []
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    made: dict[str, Any] | None = None if done.returncode else json.loads(done.stdout.splitlines()[-1])
+    return made
 
 
 def _part(name: str, part: str, limit_s: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A curve as an SVG: devices to the right, step time upwards, both by factors of two; what perfect scaling would be."""
+"""A curve as an SVG: devices to the right, step time upwards, both by equal factors; what perfect scaling would be."""
 
 from __future__ import annotations
 
@@ -40,19 +40,28 @@ def curve_picture(curve: Curve) -> str:
     for devices in sorted(set(counts)):
         parts.append(line(x(devices), _TOP, x(devices), floor, "tick"))
         parts.append(text(x(devices), floor + 18, str(devices), anchor="middle"))
-    for power in range(math.ceil(low), math.floor(high) + 1):
-        parts.append(line(_LEFT, y(2.0**power), _LEFT + _WIDTH, y(2.0**power), "tick"))
-        parts.append(text(_LEFT - 8, y(2.0**power) + 4, format_seconds(2.0**power), anchor="end"))
+    for step_s in _ticks(2.0**low, 2.0**high):
+        parts.append(line(_LEFT, y(step_s), _LEFT + _WIDTH, y(step_s), "tick"))
+        parts.append(text(_LEFT - 8, y(step_s) + 4, format_seconds(step_s), anchor="end"))
     ideal = " ".join(f"{x(p.devices):.1f},{y(s):.1f}" for p, s in zip(points, perfect, strict=True))
     parts.append(f'<polyline points="{ideal}" class="ideal"/>')
     parts.append(
         f'<polyline points="{" ".join(f"{x(p.devices):.1f},{y(p.step_s):.1f}" for p in points)}" class="line"/>'
     )
-    for point in points:
+    for point, after in zip(points, [*points[1:], None], strict=True):
+        # beside the line that leads on: over it where it falls, under it where it rises
+        top = y(point.step_s) + (18 if after and after.step_s > point.step_s else -16)
         parts.append(f'<circle cx="{x(point.devices):.1f}" cy="{y(point.step_s):.1f}" r="4" class="dot"/>')
         mesh = "mesh " + " x ".join(str(size) for _, size in point.axes)
-        parts.append(text(x(point.devices) + 7, y(point.step_s) - 16, format_seconds(point.step_s), "name"))
-        parts.append(text(x(point.devices) + 7, y(point.step_s) - 3, mesh))
+        parts.append(text(x(point.devices) + 7, top, format_seconds(point.step_s), "name"))
+        parts.append(text(x(point.devices) + 7, top + 13, mesh))
     for one in curve.too_few:
         parts.append(text(x(one.devices), floor - 10, "too few", "warn", "middle"))
     return page(_LEFT + _WIDTH + 60, floor + 56, parts)
+
+
+def _ticks(low_s: float, high_s: float) -> list[float]:
+    """Round times within, by factors of about two."""
+    powers = range(math.floor(math.log10(low_s)), math.ceil(math.log10(high_s)) + 1)
+    rounded = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
+    return [step_s for step_s in rounded if low_s <= step_s <= high_s]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..errors import ArgumentError, InfeasibleError
 from ..plans import Plan
-from ..units import format_bytes, format_seconds, parse_bytes
+from ..units import BYTES, SECONDS, format_bytes, format_seconds, parse_bytes, told_apart
 from .document import reading, write_document
 
 #: A regret that only float sums in another order make.
@@ -126,15 +126,15 @@ class Frontier:
         lines = [
             f"Frontier of `{self.name}` on ({self.mesh}), {self.hardware}: {len(self.points)} plans, {self.method}, "
             f"{_proved(self.regret_bound)}{self._counted()}",
-            f"  {'peak a device':>14}  {'step':>9}  {'not faster than':>15}",
+            f"  {'peak a device':>14}  {'step':>12}  {'not faster than':>15}",
         ]
+        size = told_apart([point.peak_bytes for point in self.points], BYTES)
+        step, knee = told_apart([point.step_s for point in self.points], SECONDS), self.knee
         for point in self.points:
-            mark = "  <- knee" if point is self.knee and len(self.points) > 2 else ""
+            mark = "  <- knee" if point is knee and len(self.points) > 2 else ""
             over = "  (more than a device has)" if point.peak_bytes > self.memory_bytes else ""
-            lines.append(
-                f"  {format_bytes(point.peak_bytes):>14}  {format_seconds(point.step_s):>9}  "
-                f"{format_seconds(point.bound_s):>15}{mark}{over}"
-            )
+            shown = f"  {size(point.peak_bytes):>14}  {step(point.step_s):>12}  {step(point.bound_s):>15}"
+            lines.append(f"{shown}{mark}{over}")
         return "\n".join(lines)
 
     def _counted(self) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 import jaxplan
 from jaxplan.errors import ArgumentError, InfeasibleError
-from jaxplan.frontier import Curve
+from jaxplan.frontier import Curve, DevicesPoint
 
 
 def step(weights: dict[str, Any], x: jax.Array) -> tuple[dict[str, Any], jax.Array]:
@@ -108,3 +108,19 @@ def test_the_picture_has_every_point_and_what_did_not_fit(found: Curve, tmp_path
     text = "".join(root.itertext())
     assert "step: best step time on v100" in text
     assert text.count("too few") == 1
+
+
+def test_a_curve_that_rises_is_not_drawn_through_its_words(tmp_path: Path) -> None:
+    times = {8: 0.0124, 16: 0.00973, 32: 0.0134}
+    points = tuple(
+        DevicesPoint(devices=count, axes=(("data", count),), step_s=step_s, bound_s=step_s, peak_bytes=1)
+        for count, step_s in times.items()
+    )
+    Curve(name="step", hardware="v100", memory_bytes=2**34, points=points).plot(tmp_path / "curve.svg")
+    root = ElementTree.parse(tmp_path / "curve.svg").getroot()
+    words = {one.text: float(one.get("y", "")) for one in root.iter("{http://www.w3.org/2000/svg}text")}
+    dots = [float(one.get("cy", "")) for one in root.iter("{http://www.w3.org/2000/svg}circle")]
+    # the line leads down from the first and up from the second: words are on the other side of the dot
+    assert words["mesh 8"] < dots[0]
+    assert words["9.73 ms"] > dots[1]
+    assert {"5 ms", "10 ms"} <= words.keys()

@@ -135,6 +135,20 @@ def test_the_knee_is_the_best_bargain() -> None:
     assert "proved" in str(alone).splitlines()[0]
 
 
+def test_points_that_differ_are_printed_apart() -> None:
+    points = tuple(
+        FrontierPoint(step_s=step_s, peak_bytes=size, bound_s=step_s, counted_bytes=size)
+        for size, step_s in ((15_107_000_000, 0.18040), (15_107_004_096, 0.17966), (15_107_800_000, 0.179655))
+    )
+    settings: dict[str, Any] = {"name": "step", "mesh": "data=2", "hardware": "tpu-v5e", "memory_bytes": 2**34}
+    found = Frontier(points=points, method="by hand", eps=0.0, regret_bound=0.0, **settings)
+    rows = [line.split("  <-")[0].split() for line in str(found).splitlines()[2:]]
+    assert [row[2:4] for row in rows] == [["180.400", "ms"], ["179.660", "ms"], ["179.655", "ms"]]
+    assert len({tuple(row[:2]) for row in rows}) == 3
+    alone = Frontier(points=points[:1], method="by hand", eps=0.0, regret_bound=0.0, **settings)
+    assert "14.1 GiB        180 ms" in str(alone)
+
+
 def test_negative_limits_are_refused() -> None:
     with pytest.raises(ArgumentError, match="eps=-1"):
         jaxplan.frontier(step, MESH, WEIGHTS, shape(64, 512), eps=-1, **SETTINGS)
