@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from ..ir import Graph, Op
 from ..sharding import Rule
 from .fills import Fill, fills
-from .images import Lanes, image_lanes
+from .images import Lanes, copied_reads, image_lanes
 from .in_place import overwritable
 from .kinds import LOOP_EDGES, kind_of, source_values
 from .masks import is_dear, is_mask
@@ -32,6 +32,7 @@ from .residency import (
     unmoved,
     written_again,
 )
+from .tables import RowUpdate, row_updates
 from .tiles import Tiling
 from .vector_kernels import VectorKernel, vector_kernels
 
@@ -53,6 +54,7 @@ class Traffic:
       fills: buffers that one kernel fills, see there.
       over: TPU: for values those whose buffers they may take, see `overwritable`.
       images: TPU: values in the layout of convolutions, see `image_lanes`.
+      copied_images: TPU: see `copied_reads`; tables: see `row_updates`.
       kernels: TPU: for every operation the kernel of the vector unit that it is part of; else None throughout.
       producers: for every value the operation that makes it, or -1.
       times: when each operation runs, as the index of an operation.  TPU: what is fused runs as soon as its last
@@ -68,6 +70,8 @@ class Traffic:
     fills: tuple[Fill, ...]
     over: Mapping[int, tuple[int, ...]]
     images: Mapping[int, Lanes]
+    copied_images: tuple[tuple[int, int], ...]
+    tables: tuple[RowUpdate, ...]
     kernels: tuple[VectorKernel | None, ...]
     producers: tuple[int, ...]
     times: tuple[int, ...]
@@ -284,6 +288,8 @@ class _Kernels:
             fills=fills(flow, times) if self.platform == "gpu" else (),
             over=overwritable(flow, self.stored) if tpu else {},
             images=image_lanes(self.graph, self.rules) if tpu else {},
+            copied_images=copied_reads(self.graph, self.rules, self.stored, self.producers) if tpu else (),
+            tables=row_updates(self.graph, self.rules) if tpu else (),
             kernels=vector_kernels(flow, reads, writes, self._at_hand, self.op_level) if tpu else (None,) * len(reads),
             producers=tuple(self.producers),
             times=times,

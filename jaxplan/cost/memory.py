@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,9 +20,11 @@ import numpy as np
 from ..ir import Graph, Interval, enclosing_stop, live_intervals, needed_until, settled_values, written_over
 from ..sharding import NONE, UNREDUCED, MeshAxes, reshard_steps
 from .fills import Fill, filled_since
+from .images import lanes_read
 from .packing import gap_bytes
 from .residency import SecondStack
-from .tiles import Tiling, device_bytes, gathered_bytes, tables_copied, tiled_in_rows
+from .tables import RowUpdate, table_copies, tiled_in_rows
+from .tiles import Tiling, device_bytes, gathered_bytes
 
 _SCRATCH = 2
 """How many times the largest summed buffer the TPU's collectives keep for themselves, beside the assigned buffers: 1.3
@@ -71,6 +73,8 @@ def simulate_memory(
     images: Mapping[int, tuple[int, int]] | None = None,
     over: Mapping[int, tuple[int, ...]] | None = None,
     outputs: Mapping[int, np.ndarray] | None = None,
+    copied_images: Sequence[tuple[int, int]] = (),
+    tables: Sequence[RowUpdate] = (),
 ) -> MemoryProfile:
     """The live sets of `graph`.
 
@@ -81,13 +85,14 @@ def simulate_memory(
       split_scratch: bytes that operations need beside their results while they run, see `split_k`.
       waited: values that wait behind a loop: until when, and the share of their bytes that they wait in.
       platform: "tpu", "gpu" or "cpu", see `device_bytes`; whole_sums: see `CostModel.whole_sums`;
-        images, over: see `Traffic`.
+        images, over, copied_images, tables: see `Traffic`.
       kinds: for every input position its kind ("parameter", "optimizer", ...).
       values, reads: the layout row of every value where it is made, and of every operand as it is read; values
         without a row are made where they are used and take no memory, unless they are results: outputs has their
         rows, by position.
     """
     ledger = _Ledger(max(len(graph.ops), 1))
+    when = range(len(graph.ops)) if times is None else times
     needed = needed_until(graph, stored, times)
     intervals = live_intervals(graph, stored, times, needed)
     whole = len(graph.ops)
@@ -131,16 +136,15 @@ def simulate_memory(
     if platform == "tpu" and summed:
         ledger.add("scratch", 0, whole, int(_SCRATCH * max(summed)), given=True)
     for op, size in (split_scratch or {}).items():
-        when = op if times is None else times[op]
-        ledger.add("scratch", when, when + 1, size)
-    copies, own_reads = _copies(graph, axes, needed, values, reads, local, times, whole_sums)
+        ledger.add("scratch", when[op], when[op] + 1, size)
+    copies, own_reads = _copies(graph, axes, needed, values, reads, local, when, whole_sums)
     for start, stop, size in copies.values():
         ledger.add("copies", start, stop, size)
-    for op, value, row in tables_copied(graph, reads, rows):
-        size = int(device_bytes(graph.values[value], row[None, :], axes, platform, "table")[0])
-        if size > local(value, row):
-            ledger.add("copies", op if times is None else times[op], needed[op], size)
-    for value, stop in _taken_out(graph, inside or (False,) * len(graph.values), times, values, reads).items():
+    for table in table_copies(graph, axes, tables, rows, values, reads, local, when, needed) if rows else ():
+        ledger.add("copies", table.start, table.stop, table.size)
+    for copy in _image_copies(graph, axes, copied_images, reads, when, needed):
+        ledger.add("copies", *copy)
+    for value, stop in _taken_out(graph, inside or (False,) * len(graph.values), when, values, reads).items():
         ledger.add("activations", intervals[value].start, stop, local(value, values[value]))
     for value, (stop, share) in (waited or {}).items():
         if value in values and not stored[value]:
@@ -196,6 +200,29 @@ def _given_up(
     return found
 
 
+def _image_copies(
+    graph: Graph,
+    axes: MeshAxes,
+    copied: Sequence[tuple[int, int]],
+    reads: Mapping[tuple[int, int], np.ndarray],
+    when: Sequence[int],
+    needed: Sequence[int],
+) -> Iterable[tuple[int, int, int]]:
+    """(first reader, after the last reader, bytes) of images in the layout of convolutions."""
+    found: dict[tuple[int, bytes], tuple[int, int, int]] = {}
+    for op, place in copied:
+        value, row = graph.ops[op].operands[place], reads.get((op, place))
+        if row is None:
+            continue
+        tensor = graph.values[value]
+        least = int(device_bytes(tensor, row[None, :], axes, "tpu")[0])
+        size = int(device_bytes(tensor, row[None, :], axes, "tpu", lanes_read(graph.ops[op], place))[0])
+        if size > least:
+            before = found.get((value, row.tobytes()), (when[op], needed[op], size))
+            found[value, row.tobytes()] = min(before[0], when[op]), max(before[1], needed[op]), max(before[2], size)
+    return found.values()
+
+
 def _part(row: np.ndarray) -> np.ndarray:
     """The layout of each device's share of a sum that is pending, as of any tensor."""
     return np.maximum(row, NONE)
@@ -208,7 +235,7 @@ def _copies(
     values: Mapping[int, np.ndarray],
     reads: Mapping[tuple[int, int], np.ndarray],
     local: Callable[[int, np.ndarray], int],
-    times: Sequence[int] | None,
+    when: Sequence[int],
     whole_sums: bool,
 ) -> tuple[dict[tuple[int, bytes, tuple[int, int]], tuple[int, int, int]], dict[int, list[int]]]:
     """Resharded copies, and until when the originals are read.
@@ -217,7 +244,6 @@ def _copies(
     stops of those who read them as they are, and the starts of their copies.
     """
     around = enclosing_stop(graph)
-    when = range(len(graph.ops)) if times is None else times
     copies: dict[tuple[int, bytes, tuple[int, int]], tuple[int, int, int]] = {}
     own: dict[int, list[int]] = {}
     for (op, position), row in reads.items():
@@ -246,7 +272,7 @@ def _copies(
 def _taken_out(
     graph: Graph,
     inside: Sequence[bool],
-    times: Sequence[int] | None,
+    when: Sequence[int],
     values: Mapping[int, np.ndarray],
     reads: Mapping[tuple[int, int], np.ndarray],
 ) -> dict[int, int]:
@@ -259,7 +285,7 @@ def _taken_out(
         value = graph.ops[op].operands[position]
         made = values.get(value) if inside[value] else None
         if made is not None and made is not row and UNREDUCED not in made.tolist() and not np.array_equal(made, row):
-            stops[value] = max(stops.get(value, 0), 1 + (op if times is None else times[op]))
+            stops[value] = max(stops.get(value, 0), 1 + when[op])
     return stops
 
 

@@ -40,5 +40,6 @@ def step_memory(
         inside=crossing.inside, second_stacks=crossing.second_stacks, fills=crossing.fills, times=times,
         split_scratch=split_scratch(graph, axes, reads, model.profile),
         images=crossing.images, over=crossing.over, waited=waited, outputs=outputs,
+        copied_images=crossing.copied_images, tables=crossing.tables,
         platform=model.profile.kind, whole_sums=model.whole_sums,
     )  # fmt: skip

@@ -13,17 +13,16 @@ after the other, each as it was: f32[650, 4, 650] of eight pieces as [5200, 1, 3
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from ..ir import Graph, Value
+from ..ir import Value
 from ..sharding import MeshAxes, pieces
 
 Tiling = Literal["any", "rows", "table"] | tuple[int, int]
 """Which dimensions lie in tiles: those that pad least, the last ones, or the last ones of a table (see the module); a
-pair of dimensions: one of them in lanes (see `images`)."""
+pair of dimensions: the second one in lanes, or the first one with the second in rows (see `images`)."""
 
 _LANES, _SUBLANES = 128, 8
 """Columns and rows of a TPU's memory tile, see `device_bytes`."""
@@ -47,7 +46,10 @@ def device_bytes(
         return whole
     sizes = _local_sizes(tensor, places, axes)
     waste = _waste(sizes)
-    least = (waste[:, list(tiling)] if isinstance(tiling, tuple) else waste).min(axis=(1, 2))
+    least = waste.min(axis=(1, 2))
+    if isinstance(tiling, tuple):
+        batch, channels = tiling
+        least = np.minimum(waste[:, channels].min(axis=1), waste[:, batch, channels])
     if tiling in ("rows", "table"):
         in_rows = np.where(sizes[:, -1] > 1, waste[:, rank - 1, rank - 2], least)
         kept = (in_rows <= _TABLE_WASTE * least) | (whole * in_rows <= _TABLE_BYTES)
@@ -121,42 +123,3 @@ def _waste(local: np.ndarray) -> np.ndarray:
     waste = lanes[:, :, None] * rows[:, None, :]
     waste[:, range(rank), range(rank)] = np.inf
     return np.asarray(waste)
-
-
-def tiled_in_rows(graph: Graph) -> dict[int, Tiling]:
-    """The values that gathers and scatters of whole rows read and make, but for the step's arguments."""
-    found: dict[int, Tiling] = {}
-    arguments = set(graph.inputs)
-    for op in graph.ops:
-        for value, tiling in _rows_of(op.primitive, op.params, op.operands, op.results, graph):
-            if found.get(value) != "rows" and value not in arguments:
-                found[value] = tiling
-    return found
-
-
-def tables_copied(
-    graph: Graph, reads: Mapping[tuple[int, int], np.ndarray], rows: Mapping[int, Tiling]
-) -> Iterator[tuple[int, int, np.ndarray]]:
-    """(operation, argument, its layout there) of every gather from an argument, which lies as arguments do."""
-    arguments = set(graph.inputs)
-    for op in graph.ops if rows else ():
-        table = op.operands[0] if op.operands else -1
-        if table in arguments and (op.index, 0) in reads:
-            if any(v == table for v, _ in _rows_of(op.primitive, op.params, op.operands, op.results, graph)):
-                yield op.index, table, reads[op.index, 0]
-
-
-def _rows_of(
-    primitive: str, params: Mapping[str, Any], operands: tuple[int, ...], results: tuple[int, ...], graph: Graph
-) -> list[tuple[int, Tiling]]:  # fmt: skip
-    """The tables and the rows of a gather or scatter whose rows' last dimension is moved whole."""
-    if primitive == "gather":
-        rows, windows = results[0], params["dimension_numbers"].offset_dims
-    elif primitive.startswith("scatter"):
-        rows, windows = operands[2], params["dimension_numbers"].update_window_dims
-    else:
-        return []
-    if len(graph.values[rows].shape) - 1 not in windows:
-        return []
-    tables = [operands[0]] if primitive == "gather" else [operands[0], *results]
-    return [(rows, "rows"), *((table, "table") for table in tables)]
