@@ -23,6 +23,7 @@ from .candidates import Pipeline
 from .devices import AUTO, Devices, devices_of
 from .mesh_search import plan_on_devices
 from .meshes import Target, target_of
+from .modules import Form, ModuleSteps, apart, passes_modules
 from .options import Options, as_options
 from .planner import make_pipeline, make_plan
 from .processes import agreed_plan, plan_digest
@@ -35,8 +36,9 @@ class ShardedStep:
     def __init__(
         self, fn: Callable[..., Any], place: Target | Devices, *, donate_argnums: Sequence[int],
         static_argnums: Sequence[int], static_argnames: Sequence[str], memory_budget: int | str | None,
-        constraints: Mapping[str, Any] | None, options: Options,
+        constraints: Mapping[str, Any] | None, options: Options, siblings: Sequence[ShardedStep] = (),
     ) -> None:  # fmt: skip
+        """`siblings`: of the same step, of which a plan will do where the program is the same."""
         functools.update_wrapper(self, fn)
         # devices until the first plan chooses their mesh, for all signatures: they share their state
         self._fn, self._place = fn, place
@@ -46,6 +48,24 @@ class ShardedStep:
         self._variants: dict[Hashable, Variant] = {}
         self._last: dict[Hashable, Variant] = {}  # by static arguments, the latest
         self._direct: Variant | None = None  # the latest, if jax.jit can take its arguments as they come
+        self._siblings = siblings
+        self._of_modules = ModuleSteps(fn, self._sibling)
+
+    def _sibling(self, fn: Callable[..., Any], others: Sequence[ShardedStep]) -> ShardedStep:
+        """The same settings for `fn`, on the mesh that others have chosen."""
+        place = next((step._place for step in others if isinstance(step._place, Target)), self._place)
+        return ShardedStep(
+            fn, place, donate_argnums=self._donate, static_argnums=self._static, static_argnames=self._static_names,
+            memory_budget=self._budget, constraints=self._constraints, options=self._options, siblings=others,
+        )  # fmt: skip
+
+    def _through(
+        self, use: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, put_back: bool = False
+    ) -> Any:
+        """`use(step, args, kwargs)` of this step, or where NNX modules are changed of that on their states."""
+        if not (passes_modules(args) or passes_modules(kwargs)):
+            return use(self, args, kwargs)
+        return self._of_modules.run(use, self, args, kwargs, put_back=put_back)
 
     # -- signatures ---------------------------------------------------------------------------------------
 
@@ -110,6 +130,11 @@ class ShardedStep:
             return Variant(traced, plan, self._place, donate, bool(dynamic_kwargs))
         target = self._place
         traced, said = call.traced(target), call.said(target.axes)
+        for variant in (v for step in self._siblings for v in step._variants.values()):
+            known = variant.traced
+            trees = (known.in_tree, known.out_tree) == (traced.in_tree, traced.out_tree)
+            if trees and known.fingerprint == traced.fingerprint:
+                return variant
 
         def make() -> Plan:
             if self._options.plan is not None:
@@ -163,8 +188,8 @@ class ShardedStep:
             except (OtherSignature, ExplicitArguments):
                 pass
             except ValueError:  # where an argument lies elsewhere, `_call` moves it or says so
-                return self._call(args, kwargs)
-        return self._call(args, kwargs)
+                pass
+        return self._through(ShardedStep._call, args, kwargs, put_back=True)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Any call: the first of its signature, with static or keyword arguments, under a mesh, Explicit arrays."""
@@ -181,18 +206,15 @@ class ShardedStep:
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The Plan for these arguments: arrays or ShapeDtypeStructs; nothing is allocated."""
-        return self._variant(args, kwargs).plan
+        return self._through(lambda step, args, kwargs: step._variant(args, kwargs).plan, args, kwargs)
 
     def problem(self, *args: Any, **kwargs: Any) -> StrategyProblem:
         """What the search is given for these arguments or shapes: for other solvers, and for `jaxplan solve`."""
-        ambient = as_auto_mesh_in_force()
+        pipeline, input_pins = self.pipeline(args, kwargs)
         with outside_any_mesh(), collector_paused():
-            pipeline, input_pins = self.pipeline(args, kwargs, ambient)
             return pipeline.space(input_pins).problem
 
-    def pipeline(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], ambient: Any = None
-    ) -> tuple[Pipeline, dict[int, Allowed]]:
+    def pipeline(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Pipeline, dict[int, Allowed]]:
         """Where searches of this signature begin, and the pins of the constraints; for those that compare searches.
 
         Raises:
@@ -203,11 +225,16 @@ class ShardedStep:
             raise ArgumentError(
                 f"what is searched for `{self._fn.__name__}` depends on its mesh: name one instead of {AUTO!r}"
             )
-        traced = self._traced(args, kwargs, ambient or as_auto_mesh_in_force(), place)
-        return make_pipeline(traced, place, self._budget, self._constraints, self._options)
+        ambient = as_auto_mesh_in_force()
+        with outside_any_mesh(), collector_paused():
+            traced = self._through(lambda step, a, k: step._traced(a, k, ambient, place), args, kwargs)
+            return make_pipeline(traced, place, self._budget, self._constraints, self._options)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """`jax.stages.Lowered` of the planned step; `.compile()` works for compile-only TPU and GPU meshes too."""
+        return self._through(ShardedStep._lowered, args, kwargs)
+
+    def _lowered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         _, dynamic, dynamic_kwargs = self._split(args, kwargs)
         variant = self._variant(args, kwargs)
         with outside_any_mesh():
@@ -216,26 +243,30 @@ class ShardedStep:
     def init(self, init_fn: Callable[..., Any], *args: Any) -> Any:
         """`init_fn(*args)` under jit, its result created on the plan's shardings: never whole on one device.
 
-        The result must have the structure of one of the step's planned arguments, so `plan` (or a call) comes first.
+        The result must have the structure of one of the step's planned arguments, or be a tuple of such, so `plan` (or
+        a call) comes first.
 
         Raises:
           ArgumentError: nothing is planned yet, or no planned argument has this structure and these shapes.
         """
+        forms: list[Form] = []
+
+        def states(*args: Any) -> Any:
+            made = init_fn(*args)
+            if not passes_modules((made,)):
+                return made
+            form, tree = apart(made)
+            forms.append(form)
+            return tree
+
         with outside_any_mesh():
-            shapes = jax.eval_shape(init_fn, *args)
-            tree: Any = jax.tree.structure(shapes)
-            wanted = [(s.shape, s.dtype) for s in jax.tree.leaves(shapes)]
-            for variant in reversed(self._variants.values()):
-                first = 0
-                for shardings in variant.in_trees[0]:
-                    size = len(jax.tree.leaves(shardings))
-                    planned = variant.traced.jaxpr.invars[first : first + size]
-                    first += size
-                    if (
-                        jax.tree.structure(shardings) == tree
-                        and [(v.aval.shape, v.aval.dtype) for v in planned] == wanted
-                    ):
-                        return jax.jit(init_fn, out_shardings=shardings)(*args)
+            shapes = jax.eval_shape(states, *args)
+            for step in (self, *self._of_modules.steps):
+                for variant in reversed(step._variants.values()):
+                    shardings = variant.shardings_like(shapes)
+                    if shardings is not None:
+                        made = jax.jit(states, out_shardings=shardings)(*args)
+                        return forms[-1].together(made) if forms else made
         raise ArgumentError(
             f"`{getattr(init_fn, '__name__', 'init_fn')}` makes a state that no planned argument of "
             f"`{self._fn.__name__}` has the structure and shapes of. Plan the step first: "

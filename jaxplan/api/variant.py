@@ -48,6 +48,26 @@ class Variant:
         leaves = [sharding_of(self.target.mesh, tensor.layout) for tensor in self.plan.outputs]
         return jax.tree.unflatten(self.traced.out_tree, leaves)
 
+    def shardings_like(self, shapes: Any) -> Any:
+        """The shardings of the argument that has this structure and these shapes; of several, for a tuple of such.
+
+        None where there is none.
+        """
+        wanted = [(s.shape, s.dtype) for s in jax.tree.leaves(shapes)]
+        tree: Any = jax.tree.structure(shapes)
+        first = 0
+        for shardings in self.in_trees[0]:
+            size = len(jax.tree.leaves(shardings))
+            planned = self.traced.jaxpr.invars[first : first + size]
+            first += size
+            if jax.tree.structure(shardings) == tree:
+                if [(v.aval.shape, v.aval.dtype) for v in planned] == wanted:
+                    return shardings
+        if type(shapes) is not tuple or not shapes:
+            return None
+        parts = tuple(self.shardings_like(part) for part in shapes)
+        return None if any(part is None for part in parts) else parts
+
     def apply(self, *args: Any, **kwargs: Any) -> Any:
         """The planned step, traced by jax; refuses arguments of another signature than the plan's."""
         leaves, tree = jax.tree.flatten((args, kwargs))

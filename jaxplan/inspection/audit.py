@@ -142,7 +142,7 @@ def audit(
         outputs: tuple[Layout | None, ...] = tuple(t.layout for t in other.outputs)
         constraints = other.constraints
     else:
-        args_tree = jax.tree.structure(tuple(shapes))
+        args_tree = jax.tree.structure(step.shapes)
         inputs = written_layouts("in_shardings", in_shardings, args_tree, traced.inputs, target.axes)
         outputs = written_layouts("out_shardings", out_shardings, traced.out_tree, traced.outputs, target.axes)
         constraints = ()

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from .._jax import is_compile_only
-from ..api import Options, ShardedStep, auto_shard
+from ..api import Options, ShardedStep, auto_shard, of_states
 from ..errors import ArgumentError
 from ..plans import Plan
 from .findings import Finding
@@ -36,6 +36,7 @@ def differing_results(
     """
     fn = step.__wrapped__  # type: ignore[attr-defined]  # set by functools.update_wrapper
     mesh = plan.mesh
+    plain, (fn, arguments) = fn, of_states(fn, arguments)
     if is_compile_only(mesh.devices.flat[0]):
         here = jax.devices()
         if len(here) < mesh.size:
@@ -44,9 +45,10 @@ def differing_results(
                 f'JAX_PLATFORMS=cpu and XLA_FLAGS="--xla_force_host_platform_device_count={mesh.size}"'
             )
         devices = np.array(here[: mesh.size]).reshape(mesh.devices.shape)
-        local = Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
+        mesh = Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
+    if mesh is not plan.mesh or fn is not plain:
         step = auto_shard(
-            fn, local, hardware=plan.hardware, donate_argnums=donate_argnums, options=Options(plan=plan)
+            fn, mesh, hardware=plan.hardware, donate_argnums=donate_argnums, options=Options(plan=plan)
         )
     made = made_up(arguments)
     whole = jax.tree.leaves(jax.device_get(jax.jit(fn)(*made)))
