@@ -101,9 +101,10 @@ def check(
       shorten: ask about some of many equal blocks, see `repeats`.
     """
     graph = traced.graph
-    expected, moves = _communicating(graph, rules, axes, values, reads)
+    held = held_values(graph, values, reads)
+    expected, moves = _communicating(graph, rules, axes, values, reads, held)
     producers = graph.producers()
-    free = turned_sums(graph, values, reads, held_values(graph, values, reads))
+    free = turned_sums(graph, values, reads, held)
     short = None
     if shorten:
         listing = listing_of(traced.jaxpr, traced.consts)
@@ -224,14 +225,16 @@ def _communicating(
     axes: MeshAxes,
     values: Mapping[int, np.ndarray],
     reads: Mapping[tuple[int, int], np.ndarray],
+    held: Collection[int],
 ) -> tuple[dict[int, float], dict[Move, list[tuple[int, int]]]]:
     """The most bytes that the decision itself moves at an operation, and where it makes each move: (maker, reader).
 
-    What several read of one value in one way is moved once: the first of them stands for all.
+    Sums that a loop has `held` are moved by who finishes them, not by their makers.  What several read of one value in
+    one way is moved once: the first of them stands for all.
     """
     producers = graph.producers()
     found: dict[int, float] = {}
-    whole = [v for v, row in values.items() if UNREDUCED in row.tolist()]
+    whole = [v for v, row in values.items() if v not in held and UNREDUCED in row.tolist()]
     for value in (*whole, *graph.outputs):
         found[producers[value]] = max(found.get(producers[value], 0.0), graph.values[value].bytes)
     for index, rule in enumerate(rules):

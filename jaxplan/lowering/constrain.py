@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 
@@ -25,6 +25,7 @@ def planned_constraints(
     reads: Mapping[tuple[int, int], np.ndarray],
     copies: Mapping[tuple[int, int], np.ndarray],
     orders: Orders,
+    waited: Collection[int] = (),
 ) -> tuple[Constraint, ...]:
     """Pins where the plan communicates: pending sums are finished where they arise, operands resharded where read.
 
@@ -40,7 +41,7 @@ def planned_constraints(
     """
     producers = graph.producers()
     held = held_values(graph, values, reads)
-    turned, partly = turned_sums(graph, values, reads, held), _partly_scattered(graph, values, reads, held)
+    turned, at_once = turned_sums(graph, values, reads, held), _scattered_at_once(graph, values, reads, held, waited)
     pins: dict[tuple[Site, Layout], Constraint] = {}
 
     def pin(site: Site | None, layout: Layout, value: int, source: str, primitive: str, why: str) -> None:
@@ -60,8 +61,8 @@ def planned_constraints(
             continue
         op, rank = graph.ops[producer], len(graph.values[value].shape)
         at_edge = op.primitive in ("carry_init", "scan_stack")
-        if value in partly:
-            index, position = partly[value]
+        if value in at_once:
+            index, position = at_once[value]
             scattered = orders.on_the_way(value, index, position, reads[index, position], rank)
             pin(graph.values[value].site, scattered, value, op.source, op.primitive, "sum")
         elif at_edge or UNREDUCED in row.tolist():
@@ -109,27 +110,36 @@ def turned_sums(
     return frozenset(found)
 
 
-def _partly_scattered(
+def _scattered_at_once(
     graph: Graph,
     values: Mapping[int, np.ndarray],
     reads: Mapping[tuple[int, int], np.ndarray],
     held: frozenset[int],
+    waited: Collection[int],
 ) -> dict[int, tuple[int, int]]:
-    """Sums over several axes of which their one reader scatters some only, with (operation, operand) of that.
+    """Sums that are pinned as they are read, scattered where they are made; with (operation, operand) of that.
 
-    Pinned whole before it is read, XLA for TPU reduces it over all axes and cuts it afterwards (a hidden layer's
-    gradient on v5e, jax 0.10.2); pinned as it is read, it scatters over the ones and reduces over the others.
+    - Over several axes of which their one reader scatters some only.  Pinned whole before it is read, XLA for TPU
+      reduces it over all axes and cuts it afterwards (a hidden layer's gradient on v5e, jax 0.10.2); pinned as it is
+      read, it scatters over the ones and reduces over the others.
+    - What is `waited` for, and read in one layout: the barrier stands between a pin and a reader that is further out
+      than it, and no compiler scatters across that.
+    - What is looked up, and read in one layout: between the sum and the result stands what fills in for indices out of
+      bounds.
     """
-    uses, found = graph.uses(), dict[int, tuple[int, int]]()
+    uses, producers, found = graph.uses(), graph.producers(), dict[int, tuple[int, int]]()
     for value, row in values.items():
         pending = row == UNREDUCED
-        if pending.sum() > 1 and value not in held and len(uses[value]) == 1:
-            reader = uses[value][0]
-            read = reads.get(reader)
-            if read is not None and not (read == UNREDUCED).any():
-                scattered = read[pending] >= 0
-                if scattered.any() and not scattered.all() and (read == row)[~pending].all():
-                    found[value] = reader
+        if not pending.any() or value in held or not uses[value] or any(use not in reads for use in uses[value]):
+            continue
+        read = reads[uses[value][0]]
+        scattered = read[pending] >= 0
+        alike = all(np.array_equal(reads[use], read) for use in uses[value])
+        fits = not (read == UNREDUCED).any() and (read == row)[~pending].all() and scattered.any()
+        several = pending.sum() > 1 and len(uses[value]) == 1 and not scattered.all()
+        apart = value in waited or graph.ops[producers[value]].primitive == "gather"
+        if fits and (several or (apart and alike)):
+            found[value] = uses[value][0]
     return found
 
 
