@@ -18,7 +18,7 @@ from .mesh_search import best_plan as best_plan
 from .meshes import Target as Target
 from .meshes import model_of as model_of
 from .meshes import target_of as target_of
-from .modules import of_states as of_states
+from .modules import of_arrays as of_arrays
 from .options import Options as Options
 from .options import as_options as as_options
 from .options import speaker as speaker

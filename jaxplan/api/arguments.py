@@ -33,6 +33,15 @@ def shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
+def holds(arguments: Any, kind: type) -> bool:
+    """Whether an instance of `kind` is among the arguments, or in a list, tuple or dict among them."""
+    if isinstance(arguments, (list, tuple)):
+        return any(holds(argument, kind) for argument in arguments)
+    if isinstance(arguments, dict):
+        return any(holds(argument, kind) for argument in arguments.values())
+    return isinstance(arguments, kind)
+
+
 def is_explicit(aval: Any) -> bool:
     """Whether an array type carries a mesh with Explicit axes, as arrays on a `jax.make_mesh` mesh do."""
     mesh = getattr(getattr(aval, "sharding", None), "mesh", None)

@@ -23,7 +23,7 @@ from .candidates import Pipeline
 from .devices import AUTO, Devices, devices_of
 from .mesh_search import plan_on_devices
 from .meshes import Target, target_of
-from .modules import Form, ModuleSteps, apart, passes_modules
+from .modules import ModuleSteps, apart
 from .options import Options, as_options
 from .planner import make_pipeline, make_plan
 from .processes import agreed_plan, plan_digest
@@ -62,9 +62,7 @@ class ShardedStep:
     def _through(
         self, use: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, put_back: bool = False
     ) -> Any:
-        """`use(step, args, kwargs)` of this step, or where NNX modules are changed of that on their states."""
-        if not (passes_modules(args) or passes_modules(kwargs)):
-            return use(self, args, kwargs)
+        """`use(step, args, kwargs)` of this step, or where arguments are modules of that on the arrays in them."""
         return self._of_modules.run(use, self, args, kwargs, put_back=put_back)
 
     # -- signatures ---------------------------------------------------------------------------------------
@@ -249,24 +247,21 @@ class ShardedStep:
         Raises:
           ArgumentError: nothing is planned yet, or no planned argument has this structure and these shapes.
         """
-        forms: list[Form] = []
+        form: Any = None
 
-        def states(*args: Any) -> Any:
-            made = init_fn(*args)
-            if not passes_modules((made,)):
-                return made
-            form, tree = apart(made)
-            forms.append(form)
-            return tree
+        def arrays(*args: Any) -> Any:
+            nonlocal form
+            form, made = apart(init_fn(*args))
+            return made
 
         with outside_any_mesh():
-            shapes = jax.eval_shape(states, *args)
+            shapes = jax.eval_shape(arrays, *args)
             for step in (self, *self._of_modules.steps):
                 for variant in reversed(step._variants.values()):
                     shardings = variant.shardings_like(shapes)
                     if shardings is not None:
-                        made = jax.jit(states, out_shardings=shardings)(*args)
-                        return forms[-1].together(made) if forms else made
+                        made = jax.jit(arrays, out_shardings=shardings)(*args)
+                        return made if form is None else form.together(made)
         raise ArgumentError(
             f"`{getattr(init_fn, '__name__', 'init_fn')}` makes a state that no planned argument of "
             f"`{self._fn.__name__}` has the structure and shapes of. Plan the step first: "

@@ -15,7 +15,7 @@ from .annotations import Said, annotations_of
 from .arguments import as_auto_mesh_in_force, collector_paused, outside_any_mesh, shape_of
 from .candidates import Pipeline
 from .meshes import Target, model_of
-from .modules import of_states
+from .modules import of_arrays
 from .options import Options, speaker
 from .pins import annotated_pins, pins_of, stated_orders
 
@@ -103,5 +103,5 @@ def step_of_shapes(
 ) -> StepOfShapes:
     """A step and its arguments, as `frontier`, `audit` and `curve` take them."""
     donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
-    fn, shapes = of_states(fn, shapes)
+    fn, shapes = of_arrays(fn, shapes)
     return StepOfShapes(fn=fn, shapes=tuple(shapes), donate_argnums=donated, options=options)

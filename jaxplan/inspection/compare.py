@@ -85,8 +85,8 @@ def _planned_flops(plan: Plan) -> float:
 
 def _shardings(compiled: Any) -> list[Any]:
     """Of every argument leaf; None for those that the program doesn't use."""
-    args, kwargs = compiled.input_shardings
-    return jax.tree.leaves((args, kwargs), is_leaf=lambda leaf: leaf is None)
+    tree: Any = jax.tree.structure(compiled.args_info)  # which tells a None among the arguments from an unused one
+    return list(tree.flatten_up_to(compiled.input_shardings))
 
 
 def _mesh_of(compiled: Any) -> Any:

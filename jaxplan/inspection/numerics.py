@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from .._jax import is_compile_only
-from ..api import Options, ShardedStep, auto_shard, of_states
+from ..api import Options, ShardedStep, auto_shard, of_arrays
 from ..errors import ArgumentError
 from ..plans import Plan
 from .findings import Finding
@@ -36,7 +36,7 @@ def differing_results(
     """
     fn = step.__wrapped__  # type: ignore[attr-defined]  # set by functools.update_wrapper
     mesh = plan.mesh
-    plain, (fn, arguments) = fn, of_states(fn, arguments)
+    plain, (fn, arguments) = fn, of_arrays(fn, arguments)
     if is_compile_only(mesh.devices.flat[0]):
         here = jax.devices()
         if len(here) < mesh.size:

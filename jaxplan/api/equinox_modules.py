@@ -1,0 +1,101 @@
+"""Steps on Equinox modules, as functions of the arrays in them: functions and flags among the leaves stay as they are.
+
+As `equinox.filter_jit` has it, what is no array in a module is fixed: other values of it are another program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..errors import ArgumentError
+
+
+def kind() -> type | None:
+    """What all modules are; None where the program has no Equinox."""
+    return getattr(sys.modules.get("equinox"), "Module", None)
+
+
+kept_in_mind = contextlib.nullcontext
+"""A step returns its modules: there is nothing to update."""
+
+
+class Form:
+    """A tree without its arrays."""
+
+    def __init__(self, treedef: Any, fixed: Sequence[tuple[int, Any]], count: int) -> None:
+        self._treedef, self._fixed, self._count = treedef, tuple(fixed), count
+
+    @property
+    def key(self) -> Hashable:
+        """Equal where the same step is to be traced.
+
+        Raises:
+          ArgumentError: something fixed can't be hashed.
+        """
+        for _, leaf in self._fixed:
+            try:
+                hash(leaf)
+            except TypeError:
+                raise ArgumentError(
+                    f"a module among the arguments holds a {type(leaf).__name__}, {leaf!r}: neither an array nor "
+                    "anything that can be hashed. Make it an array, or a tuple"
+                ) from None
+        # True and 1 are equal and different programs
+        return self._treedef, tuple((place, type(leaf), leaf) for place, leaf in self._fixed)
+
+    def together(self, tree: Any) -> Any:
+        """The tree with these arrays."""
+        arrays, fixed = iter(jax.tree.leaves(tree)), dict(self._fixed)
+        leaves = [fixed[i] if i in fixed else next(arrays) for i in range(self._count)]
+        return jax.tree.unflatten(self._treedef, leaves)
+
+
+def apart(arguments: Any) -> tuple[Form, Any]:
+    """A tree with None in the place of what is fixed, and all but its arrays."""
+    leaves, treedef = jax.tree.flatten(arguments)
+    fixed = [(place, leaves[place]) for place in _fixed_places(arguments, leaves)]
+    arrays: list[Any] = list(leaves)
+    for place, _ in fixed:
+        arrays[place] = None
+    return Form(treedef, fixed, len(leaves)), jax.tree.unflatten(treedef, arrays)
+
+
+class Function:
+    """A step as a function of the arrays in its modules."""
+
+    def __init__(self, fn: Callable[..., Any], form: Form, args: tuple[Any, ...]) -> None:
+        functools.update_wrapper(self, fn)
+        self._fn, self._form = fn, form
+        self._returned: Form | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._returned, arrays = apart(self._fn(*self._form.together(args), **kwargs))
+        return arrays
+
+    def finished(self, form: Form, args: Sequence[Any], result: Any) -> Any:
+        """What the step returns, its modules whole."""
+        assert self._returned is not None
+        return self._returned.together(result)
+
+
+def _fixed_places(tree: Any, leaves: Sequence[Any]) -> list[int]:
+    """Where leaves are no arrays: in modules, where numbers and flags are none either, and functions anywhere."""
+    module = kind()
+    assert module is not None
+    inside: list[bool] = []
+    for part in jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, module)):
+        whole = isinstance(part, module)
+        inside += [whole] * (len(jax.tree.leaves(part)) if whole else 1)
+    return [
+        place
+        for place, (leaf, within) in enumerate(zip(leaves, inside, strict=True))
+        if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct))
+        and (within or not isinstance(leaf, (bool, int, float, complex)))
+    ]
