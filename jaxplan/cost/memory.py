@@ -38,8 +38,8 @@ class MemoryProfile:
     Attributes:
       peak_bytes: the most at any operation, and the gaps between buffers; peak_time: that operation.
       parts: what the peak is made of: "parameter", "optimizer", "state", "batch", "constants", "residuals"
-        (stacked by loops), "activations", "copies" (resharded or converted), "results", "scratch" (of collectives
-        and split products), "gaps" (see `packing`).
+        (stacked by loops), "activations", "copies" (resharded or converted), "results", "scratch" (of collectives,
+        split products and pooling's gradients), "gaps" (see `packing`).
       curve: `int64[n_ops]`, bytes alive at every operation.
     """
 
@@ -65,7 +65,7 @@ def simulate_memory(
     inside: Sequence[bool] | None = None,
     second_stacks: Sequence[SecondStack] = (),
     fills: Sequence[Fill] = (),
-    split_scratch: Mapping[int, int] | None = None,
+    op_scratch: Mapping[int, int] | None = None,
     waited: Mapping[int, tuple[int, float]] | None = None,
     times: Sequence[int] | None = None,
     platform: str = "cpu",
@@ -82,7 +82,7 @@ def simulate_memory(
       stored: for every value whether it is materialised; inside: whether only where it is read in another layout;
         second_stacks: loops' stacks that are there twice; fills: what is filled together; times: when each operation
         runs; see `Traffic`.
-      split_scratch: bytes that operations need beside their results while they run, see `split_k`.
+      op_scratch: bytes that operations need beside their results while they run, see `split_k` and `pooling`.
       waited: values that wait behind a loop: until when, and the share of their bytes that they wait in.
       platform: "tpu", "gpu" or "cpu", see `device_bytes`; whole_sums: see `CostModel.whole_sums`;
         images, over, copied_images, tables: see `Traffic`.
@@ -135,7 +135,7 @@ def simulate_memory(
     summed = [local(value, row) for value, row in values.items() if UNREDUCED in row.tolist()]
     if platform == "tpu" and summed:
         ledger.add("scratch", 0, whole, int(_SCRATCH * max(summed)), given=True)
-    for op, size in (split_scratch or {}).items():
+    for op, size in (op_scratch or {}).items():
         ledger.add("scratch", when[op], when[op] + 1, size)
     copies, own_reads = _copies(graph, axes, needed, values, reads, local, when, whole_sums)
     for start, stop, size in copies.values():

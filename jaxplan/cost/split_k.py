@@ -127,7 +127,9 @@ def _unconverted(graph: Graph, producers: Sequence[int], value: int) -> int:
 def split_scratch(
     graph: Graph, axes: MeshAxes, reads: Mapping[tuple[int, int], np.ndarray], profile: Profile
 ) -> dict[int, int]:
-    """Bytes of parts of every product that is split, by operation.
+    """Bytes of parts of every product that is split, by operation, and of its operands where they are padded for it.
+
+    What does not divide into the parts is padded until it does (an LSTM's vocabulary of 16,639 local columns).
 
     Args:
       reads: the layout row of every operand as it is read.
@@ -140,7 +142,12 @@ def split_scratch(
         if op.primitive == "dot_general" and rows[0] is not None and rows[1] is not None:
             product = local_product(graph, op, producers, rows[0][None], rows[1][None], axes)
             size = float(part_bytes(product, profile)[0]) if product else 0.0
-            if size:
+            if product and size:
+                ways, k = split_ways(product, profile)[0], product.k[0]
+                if k % ways:
+                    edges = [(product.m, op.operands[0]), (product.n, op.operands[1])]
+                    padded = product.batch[0] * math.ceil(k / ways) * ways
+                    size += sum(padded * edge[0] * graph.values[v].item_bytes for edge, v in edges)
                 found[op.index] = math.ceil(size)
     return found
 

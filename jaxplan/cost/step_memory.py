@@ -12,6 +12,7 @@ from .fusion import Traffic
 from .held_back import held_back
 from .memory import MemoryProfile, simulate_memory
 from .model import CostModel
+from .pooling import pooling_scratch
 from .split_k import split_scratch
 
 
@@ -35,10 +36,11 @@ def step_memory(
     times = crossing.times
     if model.profile.kind == "gpu":
         times = held_back(graph, axes, crossing.stored, times, values, reads)
+    scratch = split_scratch(graph, axes, reads, model.profile) | pooling_scratch(graph, axes, reads, model.profile)
     return simulate_memory(
         graph, axes, crossing.stored, kinds, values, reads,
         inside=crossing.inside, second_stacks=crossing.second_stacks, fills=crossing.fills, times=times,
-        split_scratch=split_scratch(graph, axes, reads, model.profile),
+        op_scratch=scratch,
         images=crossing.images, over=crossing.over, waited=waited, outputs=outputs,
         copied_images=crossing.copied_images, tables=crossing.tables,
         platform=model.profile.kind, whole_sums=model.whole_sums,

@@ -346,3 +346,31 @@ def test_a_stack_that_a_gpu_writes_again_is_there_twice_while_the_last_product_b
     assert forward.stop <= stack.start < backward.start < stack.stop
     between = [op.index for op in graph.ops if forward.stop <= op.index < backward.start and rules[op.index].matmul]
     assert stack.start == between[-1]
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_a_loop_before_a_product_that_sums_batch_and_time_reads_its_residuals_in_that_products_order(
+    batch_first: bool,
+) -> None:
+    """A hidden Markov model's f32[511, 64, 64, 512] is there twice on H100 where products have the batch first."""
+
+    def step(w: Any, x: Any) -> Any:
+        def loss(w: Any) -> Any:
+            scores = jnp.einsum("btd,ds->bts" if batch_first else "tbd,ds->tbs", x, w)
+            steps = scores.swapaxes(0, 1) if batch_first else scores
+
+            def forward(state: Any, score: Any) -> Any:
+                return jax.nn.logsumexp(state[:, :, None] + w, axis=1) + score, None
+
+            return jax.lax.scan(forward, steps[0], steps)[0].sum()
+
+        return jax.grad(loss)(w)
+
+    graph = trace(step, (square(16), jax.ShapeDtypeStruct((4, 8, 16), jnp.float32)), {}).graph
+    stacks = traffic(graph, graph_rules(graph), "gpu").second_stacks
+    if batch_first:
+        (stack,) = stacks
+        assert graph.values[stack.value].shape == (4, 16, 16)
+        assert stack.trips == 8
+    else:
+        assert not stacks

@@ -78,3 +78,18 @@ def test_parts_follow_the_layout() -> None:
     assert parts(0, -1) == whole(512, 512, 4 * 2048)
     assert parts(0, 1) == whole(512, 512, 2 * 2048)
     assert parts(2, -1) == whole(128, 128, 16 * 2048)
+
+
+def test_what_does_not_divide_into_the_parts_is_padded() -> None:
+    """An LSTM's gradient over 16,639 words is split in parts of a sum over 16,640, of both operands' padded copies."""
+
+    def padding(words: int) -> float:
+        shapes = (jax.ShapeDtypeStruct((1120, words), jnp.float32), jax.ShapeDtypeStruct((words, 1024), jnp.float32))
+        graph = trace(jnp.matmul, shapes, {}).graph
+        (op,) = graph.ops
+        row = np.array([-1], np.int8)
+        parts = split_scratch(graph, (("data", 8),), {(op.index, 0): row, (op.index, 1): row}, H100)[op.index]
+        return parts - float(part_bytes(of(1120, 1024, words, operand_bytes=4.0), H100))
+
+    assert padding(16_640) == 0
+    assert padding(16_639) == 16_640 * (1120 + 1024) * 4
