@@ -10,6 +10,7 @@ from .columns import percent
 from .explain import local_shape
 from .plan import Constraint, Plan, TensorPlan
 from .table import mesh_text
+from .trees import children_of, structure_of
 
 _HELPER = '''
 
@@ -65,17 +66,43 @@ def _header(plan: Plan, positional: Sequence[str], keywords: Sequence[str]) -> s
         f"Predicted peak: {percent(plan.cost.peak_bytes / plan.budget_bytes)} of the memory budget.",
         "",
         "    mesh = make_mesh()",
-        "    step = jax.jit(",
-        f"        {plan.name},",
-        f"        in_shardings=in_shardings({given}),",
-        f"        out_shardings=out_shardings(mesh, jax.eval_shape({plan.name}, {arguments})),",
-        "    )",
     ]
+    modules = _modules(plan, positional)
+    if modules:  # what `nnx.jit` runs stays where it lies
+        states = ", ".join(["mesh", *(f"nnx.state({name})" if name in modules else name for name in positional)])
+        comment += [
+            f"    planned = in_shardings({states})",
+            *(
+                f"    nnx.update({name}, jax.device_put(nnx.state({name}), planned[{positional.index(name)}]))"
+                for name in modules
+            ),
+            f"    step = nnx.jit({plan.name})",
+        ]
+    else:
+        comment += [
+            "    step = jax.jit(",
+            f"        {plan.name},",
+            f"        in_shardings=in_shardings({given}),",
+            f"        out_shardings=out_shardings(mesh, jax.eval_shape({plan.name}, {arguments})),",
+            "    )",
+        ]
     lines = "\n".join(comment).replace("\\", "\\\\").replace('"""', "'''")
     return (
         f'"""{lines}\n"""\n\nimport jax\nfrom jax.sharding import AxisType, NamedSharding\n'
         "from jax.sharding import PartitionSpec as P\n"
     )
+
+
+def _modules(plan: Plan, positional: Sequence[str]) -> list[str]:
+    """The positional arguments that are NNX modules, of whose states the plan speaks."""
+    if plan.in_tree is None:
+        return []
+    arguments = children_of(children_of(structure_of(plan.in_tree))[0])
+    return [
+        name
+        for name, argument in zip(positional, arguments, strict=False)
+        if isinstance(argument.node, dict) and argument.node.get("custom", "").endswith(":ModuleState")
+    ]
 
 
 def _make_mesh(plan: Plan) -> str:

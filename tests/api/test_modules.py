@@ -147,6 +147,22 @@ def test_modules_are_made_on_the_plans_shardings(mesh_4x2: Mesh) -> None:
     assert planned_steps(step) == 1
 
 
+def test_a_plan_of_modules_is_taken_away_as_python(mesh_4x2: Mesh) -> None:
+    settings = {"constraints": {"net/first/kernel/*": jax.P("data")}}
+    plan = sharded(mesh_4x2, **settings).plan(*build(), nnx.metrics.Average(), X, LABELS)
+    source = plan.to_python()
+    names: dict[str, Any] = {}
+    exec(source, names)
+    net, optimizer = build()
+    names.update(nnx=nnx, train=train, net=net, optimizer=optimizer, metric=nnx.metrics.Average(), x=X, labels=LABELS)
+    usage = [line.removeprefix("    ") for line in source.split('"""')[1].splitlines() if line.startswith("    ")]
+    exec("\n".join(usage), names)
+    assert net.first.kernel[...].sharding.spec == jax.P("data") and net.first.kernel is net.last.kernel
+    loss = names["step"](net, optimizer, names["metric"], X, LABELS)
+    np.testing.assert_allclose(loss, nnx.jit(train)(*build(), nnx.metrics.Average(), X, LABELS), rtol=1e-5)
+    assert net.first.kernel[...].sharding.spec == jax.P("data")
+
+
 def test_several_arguments_are_made_at_once(mesh_4x2: Mesh) -> None:
     def step(params: Any, moments: Any, x: Any) -> Any:
         return {"w": params["w"] - x.sum()}, {"m": moments["m"] + x.mean()}
