@@ -40,8 +40,9 @@ def input_kinds(graph: Graph, rules: Sequence[Rule]) -> tuple[str, ...]:
         _is_number(graph.values[value]) and reaches[value] and position not in comes_back
         for position, value in enumerate(graph.inputs)
     ]
-    batched = _batched(graph, rules) if any(weights) else set()
-    fed = batched or (_batched(graph, rules, summed_too=True) if any(weights) else set())
+    dims = _Dims(graph, rules) if any(weights) else None
+    batched = dims.batched() if dims else set()
+    fed = batched or (dims.batched(summed_too=True) if dims else set())
     kinds = []
     for position, value in enumerate(graph.inputs):
         tensor = graph.values[value]
@@ -59,50 +60,59 @@ def _is_number(tensor: Value) -> bool:
     return bool(tensor.shape) and ("float" in tensor.dtype or ("int" in tensor.dtype and tensor.item_bytes <= 1))
 
 
-def _batched(graph: Graph, rules: Sequence[Rule], *, summed_too: bool = False) -> set[int]:
-    """The inputs with a dimension that is the first of every product's result and that none sums away.
-
-    With `summed_too`, the dimension that is most often the first of a product's result or what it sums away.
-
-    Empty where there is none, and where a single product can't tell the batch from its weights.
+class _Dims:
+    """The dimensions of all values, those that are one and the same joined, and what products do with them.
 
     Dimensions of several factors go with the first of them: a batch is merged as the major one.
     """
-    first = [0]
-    for tensor in graph.values:
-        first.append(first[-1] + len(tensor.shape))
-    joined = Disjoint(first[-1])
-    summed: list[tuple[int, float]] = []
-    kept: list[tuple[int, float]] = []
-    for op, rule in zip(graph.ops, rules, strict=True):
-        met: dict[int, int] = {}
-        for values, sides in ((op.operands, rule.operands), (op.results, rule.results)):
-            for value, factors in zip(values, sides, strict=True):
-                for dim, names in enumerate(factors):
-                    if names:
-                        place = first[value] + dim
-                        joined.join(place, met.setdefault(names[0], place))
-        for value, factors in zip(op.operands, rule.operands, strict=True):  # what is joined or taken apart lengthwise
-            for result, others in zip(op.results, rule.results, strict=True):
-                for dim, (names, other) in enumerate(zip(factors, others, strict=False)):
-                    if len(factors) == len(others) and not names and not other:
-                        joined.join(first[value] + dim, first[result] + dim)
-        if rule.matmul:
-            flops = rule.flops * op.trips
-            if graph.values[op.results[0]].shape:
-                kept.append((first[op.results[0]], flops))
-            summed += [(met[factor], flops) for factor in rule.reduction if factor in met]
-    share: dict[int, float] = {}
-    for dim, flops in kept:
-        share[joined.find(dim)] = share.get(joined.find(dim), 0.0) + flops
-    for dim, flops in summed:
-        if joined.find(dim) in share:
-            share[joined.find(dim)] += flops if summed_too else -flops
-    whole = sum(flops for _, flops in kept)
-    enough = max(MOST * whole, *share.values()) if summed_too and share else EVERY * whole
-    every = {group for group, flops in share.items() if flops >= enough and len(kept) > 1}
-    found = [joined.find(dim) in every for dim in range(first[-1])]
-    return {value for value in graph.inputs if any(found[first[value] : first[value + 1]])}
+
+    def __init__(self, graph: Graph, rules: Sequence[Rule]) -> None:
+        self._inputs = graph.inputs
+        first = self._first = [0]
+        for tensor in graph.values:
+            first.append(first[-1] + len(tensor.shape))
+        joined = self._joined = Disjoint(first[-1])
+        self._summed: list[tuple[int, float]] = []
+        self._kept: list[tuple[int, float]] = []
+        for op, rule in zip(graph.ops, rules, strict=True):
+            met: dict[int, int] = {}
+            for values, sides in ((op.operands, rule.operands), (op.results, rule.results)):
+                for value, factors in zip(values, sides, strict=True):
+                    for dim, names in enumerate(factors):
+                        if names:
+                            place = first[value] + dim
+                            joined.join(place, met.setdefault(names[0], place))
+            for value, factors in zip(op.operands, rule.operands, strict=True):  # joined or taken apart lengthwise
+                for result, others in zip(op.results, rule.results, strict=True):
+                    for dim, (names, other) in enumerate(zip(factors, others, strict=False)):
+                        if len(factors) == len(others) and not names and not other:
+                            joined.join(first[value] + dim, first[result] + dim)
+            if rule.matmul:
+                flops = rule.flops * op.trips
+                if graph.values[op.results[0]].shape:
+                    self._kept.append((first[op.results[0]], flops))
+                self._summed += [(met[factor], flops) for factor in rule.reduction if factor in met]
+
+    def batched(self, *, summed_too: bool = False) -> set[int]:
+        """The inputs with a dimension that is the first of every product's result and that none sums away.
+
+        With `summed_too`, the dimension that is most often the first of a product's result or what it sums away.
+
+        Empty where there is none, and where a single product can't tell the batch from its weights.
+        """
+        joined, first = self._joined, self._first
+        share: dict[int, float] = {}
+        for dim, flops in self._kept:
+            share[joined.find(dim)] = share.get(joined.find(dim), 0.0) + flops
+        for dim, flops in self._summed:
+            if joined.find(dim) in share:
+                share[joined.find(dim)] += flops if summed_too else -flops
+        whole = sum(flops for _, flops in self._kept)
+        enough = max(MOST * whole, *share.values()) if summed_too and share else EVERY * whole
+        every = {group for group, flops in share.items() if flops >= enough and len(self._kept) > 1}
+        if not every:
+            return set()
+        return {v for v in self._inputs if any(joined.find(dim) in every for dim in range(first[v], first[v + 1]))}
 
 
 def _reaching(graph: Graph, ends: Sequence[int], ending: Sequence[bool]) -> list[bool]:

@@ -25,6 +25,7 @@ all_to_all passes its whole buffer over every link in turn.  All sizes multiplie
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Literal
@@ -90,13 +91,14 @@ class _Stage:
             self.exchange_s_per_byte = (self.size - 1) / self.size / self.direct_bytes_per_s
 
 
-def _stages(links: Sequence[AxisLink]) -> list[_Stage]:
+@functools.lru_cache(maxsize=1024)  # a mesh has few sets of axes, and tens of thousands of collectives are priced
+def _stages(links: tuple[AxisLink, ...]) -> tuple[_Stage, ...]:
     """One stage a link, fastest first; axes of size 1 take no part."""
     groups: dict[str, list[AxisLink]] = {}
     for axis in links:
         if axis.size > 1:
             groups.setdefault(axis.link, []).append(axis)
-    return sorted((_Stage(axes) for axes in groups.values()), key=lambda stage: -stage.ring_bytes_per_s)
+    return tuple(sorted((_Stage(axes) for axes in groups.values()), key=lambda stage: -stage.ring_bytes_per_s))
 
 
 _COMBINED: dict[str, tuple[str, ...]] = {
@@ -129,7 +131,7 @@ def collective_seconds(kind: str, bytes: npt.ArrayLike, links: Sequence[AxisLink
     """
     _check(kind)
     buffer = np.asarray(bytes, np.float64)
-    stages = _stages(links)
+    stages = _stages(tuple(links))
     if not stages or kind == "all_slice":
         return buffer * 0.0
     launch_s = sum(stage.launch_s for stage in stages)

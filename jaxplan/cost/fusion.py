@@ -11,10 +11,11 @@ multi_output_fusion.h).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from ..ir import Graph, Op
+from ..ir import Graph, Lives, Op, lives_of
 from ..sharding import Rule
 from .fills import Fill, fills
 from .images import Lanes, copied_reads, image_lanes
@@ -75,6 +76,12 @@ class Traffic:
     kernels: tuple[VectorKernel | None, ...]
     producers: tuple[int, ...]
     times: tuple[int, ...]
+    graph: Graph = field(repr=False, compare=False)
+
+    @functools.cached_property
+    def lives(self) -> Lives:
+        """See `lives_of`."""
+        return lives_of(self.graph, self.stored, self.times)
 
     def tiling(self, value: int) -> Tiling:
         """Which dimensions of a value lie in tiles, see `device_bytes`; rows of tables aside."""
@@ -293,6 +300,7 @@ class _Kernels:
             kernels=vector_kernels(flow, reads, writes, self._at_hand, self.op_level) if tpu else (None,) * len(reads),
             producers=tuple(self.producers),
             times=times,
+            graph=self.graph,
         )
 
     def _stack_traffic(self, op: Op, again: set[int]) -> tuple[float, float]:

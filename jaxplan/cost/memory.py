@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..ir import Graph, Interval, enclosing_stop, live_intervals, needed_until, settled_values, written_over
+from ..ir import Graph, Interval, Lives, lives_of, settled_values, written_over
 from ..sharding import NONE, UNREDUCED, MeshAxes, reshard_steps
 from .fills import Fill, filled_since
 from .images import lanes_read
@@ -72,6 +72,7 @@ def simulate_memory(
     whole_sums: bool = False,
     images: Mapping[int, tuple[int, int]] | None = None,
     over: Mapping[int, tuple[int, ...]] | None = None,
+    lives: Lives | None = None,
     outputs: Mapping[int, np.ndarray] | None = None,
     copied_images: Sequence[tuple[int, int]] = (),
     tables: Sequence[RowUpdate] = (),
@@ -85,7 +86,7 @@ def simulate_memory(
       op_scratch: bytes that operations need beside their results while they run, see `split_k` and `pooling`.
       waited: values that wait behind a loop: until when, and the share of their bytes that they wait in.
       platform: "tpu", "gpu" or "cpu", see `device_bytes`; whole_sums: see `CostModel.whole_sums`;
-        images, over, copied_images, tables: see `Traffic`.
+        images, over, copied_images, tables: see `Traffic`; lives: `lives_of(graph, stored, times)`, where it is known.
       kinds: for every input position its kind ("parameter", "optimizer", ...).
       values, reads: the layout row of every value where it is made, and of every operand as it is read; values
         without a row are made where they are used and take no memory, unless they are results: outputs has their
@@ -93,8 +94,7 @@ def simulate_memory(
     """
     ledger = _Ledger(max(len(graph.ops), 1))
     when = range(len(graph.ops)) if times is None else times
-    needed = needed_until(graph, stored, times)
-    intervals = live_intervals(graph, stored, times, needed)
+    needed, intervals = lives or lives_of(graph, stored, times)
     whole = len(graph.ops)
     aliased = {graph.inputs[i] for i, _ in graph.aliases}
     settled = settled_values(graph)
@@ -110,6 +110,15 @@ def simulate_memory(
         if key not in known:
             known[key] = int(device_bytes(tensor, row[None, :], axes, platform, tiling)[0])
         return known[key]
+
+    copied: dict[tuple[tuple[int, ...], float, bytes, bytes], int] = {}
+
+    def settled_copy(value: int, row: np.ndarray, kept: np.ndarray) -> int:
+        tensor = graph.values[value]
+        key = (tensor.shape, tensor.item_bytes, row.tobytes(), kept.tobytes())
+        if key not in copied:
+            copied[key] = int(gathered_bytes(tensor, row[None], kept[None], axes, platform)[0, 0])
+        return copied[key]
 
     for value, position in inputs.items():
         stop = whole if value in aliased or position not in graph.donated else intervals[value].stop
@@ -169,8 +178,7 @@ def simulate_memory(
         elif value in settled:
             kept = values[settled[value]]
             moved = not np.array_equal(row, kept)
-            gathered = int(gathered_bytes(graph.values[value], row[None], kept[None], axes, platform)[0, 0])
-            ledger.add("copies", start, whole, gathered)
+            ledger.add("copies", start, whole, settled_copy(value, row, kept) if moved else 0)
             stop = start + 1 if moved else written_over(intervals, settled[value], start)
         elif value in returned:
             start = 0  # the caller's buffer, allocated before the step begins
@@ -243,7 +251,7 @@ def _copies(
     The first maps (value, layout, loop) to (first reader, after the last reader, bytes); the second values to the
     stops of those who read them as they are, and the starts of their copies.
     """
-    around = enclosing_stop(graph)
+    around = graph.loops_around()
     copies: dict[tuple[int, bytes, tuple[int, int]], tuple[int, int, int]] = {}
     own: dict[int, list[int]] = {}
     for (op, position), row in reads.items():

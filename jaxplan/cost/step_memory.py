@@ -44,4 +44,5 @@ def step_memory(
         images=crossing.images, over=crossing.over, waited=waited, outputs=outputs,
         copied_images=crossing.copied_images, tables=crossing.tables,
         platform=model.profile.kind, whole_sums=model.whole_sums,
+        lives=crossing.lives if times is crossing.times else None,
     )  # fmt: skip

@@ -14,9 +14,9 @@ from .graph import Op as Op
 from .graph import Site as Site
 from .graph import Value as Value
 from .liveness import Interval as Interval
-from .liveness import enclosing_stop as enclosing_stop
+from .liveness import Lives as Lives
 from .liveness import live_intervals as live_intervals
-from .liveness import needed_until as needed_until
+from .liveness import lives_of as lives_of
 from .liveness import settled_values as settled_values
 from .liveness import written_over as written_over
 from .sources import users_line as users_line

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Sequence
 
 from .graph import Graph
-from .liveness import enclosing_stop
 
 _Body = tuple[tuple[int, int], ...]
 """(start, stop) of the loops around an operation, outer first."""
@@ -22,7 +21,7 @@ def start_shares(graph: Graph, products: Sequence[bool], sums: Sequence[bool]) -
     Args:
       products, sums: for every operation whether it is a matrix product, and whether it sums anything, as products do.
     """
-    bodies: list[_Body] = [tuple(loops) for loops in enclosing_stop(graph)]
+    bodies: list[_Body] = [tuple(loops) for loops in graph.loops_around()]
     producers = graph.producers()
     early, late = _early(graph, products, bodies, producers), _late(graph, products, bodies, producers)
     read = {

@@ -163,7 +163,19 @@ class Graph:
         """For every value the operation that makes it, or -1."""
         return self._producers
 
+    def loops_around(self) -> Sequence[tuple[tuple[int, int], ...]]:
+        """For every operation the (start, stop) of the loops around it, outer first."""
+        return self._loops_around
+
     # dozens ask, each a pass over the program
+    @functools.cached_property
+    def _loops_around(self) -> list[tuple[tuple[int, int], ...]]:
+        around: list[tuple[tuple[int, int], ...]] = [()] * len(self.ops)
+        for loop in self.loops:
+            for t in range(loop.start, loop.stop):
+                around[t] = (*around[t], (loop.start, loop.stop))
+        return around
+
     @functools.cached_property
     def _uses(self) -> list[list[tuple[int, int]]]:
         uses: list[list[tuple[int, int]]] = [[] for _ in self.values]

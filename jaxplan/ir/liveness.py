@@ -22,15 +22,6 @@ class Interval(NamedTuple):
     stop: int
 
 
-def enclosing_stop(graph: Graph) -> list[list[tuple[int, int]]]:
-    """For every operation the (start, stop) of the loops around it, outer first."""
-    around: list[list[tuple[int, int]]] = [[] for _ in graph.ops]
-    for loop in graph.loops:
-        for t in range(loop.start, loop.stop):
-            around[t].append((loop.start, loop.stop))
-    return around
-
-
 def needed_until(graph: Graph, stored: Sequence[bool], times: Sequence[int] | None = None) -> list[int]:
     """For every operation the time until which its operands must live: past it, and past the readers of what it
     makes but doesn't store.
@@ -39,7 +30,7 @@ def needed_until(graph: Graph, stored: Sequence[bool], times: Sequence[int] | No
       stored: for every value whether it exists in memory.
       times: when each operation runs, no earlier than those that make its operands; None: in program order.
     """
-    around = enclosing_stop(graph)
+    around = graph.loops_around()
     when = range(len(graph.ops)) if times is None else times
     start = _starts(graph, around, when)
     until = [when[op.index] + 1 for op in graph.ops]
@@ -57,7 +48,7 @@ def needed_until(graph: Graph, stored: Sequence[bool], times: Sequence[int] | No
     return until
 
 
-def _starts(graph: Graph, around: list[list[tuple[int, int]]], when: Sequence[int]) -> list[int]:
+def _starts(graph: Graph, around: Sequence[Sequence[tuple[int, int]]], when: Sequence[int]) -> list[int]:
     start = [0] * len(graph.values)
     for op in graph.ops:
         for result in op.results:
@@ -66,7 +57,7 @@ def _starts(graph: Graph, around: list[list[tuple[int, int]]], when: Sequence[in
     return start
 
 
-def _past_loops(stop: int, around: list[tuple[int, int]], start: int) -> int:
+def _past_loops(stop: int, around: Sequence[tuple[int, int]], start: int) -> int:
     """`stop` moved past the outermost of the loops that the value was made outside of."""
     for loop_start, loop_stop in around:
         if start < loop_start:
@@ -87,7 +78,7 @@ def live_intervals(
       times: see `needed_until`; until: what that returns for the same, where it is known.
     """
     end = len(graph.ops)
-    around = enclosing_stop(graph)
+    around = graph.loops_around()
     when = range(end) if times is None else times
     start = _starts(graph, around, when)
     if until is None:
@@ -114,6 +105,19 @@ def live_intervals(
     for value in graph.constants:
         start[value], stop[value] = 0, end
     return [Interval(a, max(a, b)) for a, b in zip(start, stop, strict=True)]
+
+
+class Lives(NamedTuple):
+    """What `needed_until` and `live_intervals` say of a program."""
+
+    needed: Sequence[int]
+    intervals: Sequence[Interval]
+
+
+def lives_of(graph: Graph, stored: Sequence[bool], times: Sequence[int] | None = None) -> Lives:
+    """Both of them; see there."""
+    needed = needed_until(graph, stored, times)
+    return Lives(needed, live_intervals(graph, stored, times, needed))
 
 
 def settled_values(graph: Graph) -> dict[int, int]:

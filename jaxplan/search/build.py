@@ -15,8 +15,6 @@ from ..ir import (
     Graph,
     Op,
     accumulating_ops,
-    live_intervals,
-    needed_until,
     settled_values,
     start_shares,
     written_over,
@@ -311,8 +309,7 @@ class _Builder:
     # -- memory -------------------------------------------------------------------------------------------
 
     def _usages(self) -> None:
-        needed = needed_until(self.graph, self.stored, self.crossing.times)
-        intervals = live_intervals(self.graph, self.stored, self.crossing.times, needed)
+        needed, intervals = self.crossing.lives
         end = max(len(self.graph.ops), 1)
         aliased = {i: o for i, o in self.graph.aliases}
         settled = settled_values(self.graph)

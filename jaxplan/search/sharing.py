@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..ir import Graph, enclosing_stop
+from ..ir import Graph
 from ..sharding import NONE, UNREDUCED, Rule
 
 
@@ -33,7 +33,7 @@ class Sharing:
 
     def __init__(self, graph: Graph, rules: Sequence[Rule]) -> None:
         self.graph, self.rules = graph, rules
-        self.around = enclosing_stop(graph)
+        self.around = graph.loops_around()
         self._producers, self._uses = graph.producers(), graph.uses()
         self._loops = sorted(((x.start, x.stop) for x in graph.loops), key=lambda loop: (loop[0], -loop[1]))
 
@@ -88,4 +88,4 @@ class Sharing:
     def shares_inside(self, carry: int, reader: int) -> bool:
         """Whether a reader of a loop's carry stands in that loop itself, in none further in, and may reshard it."""
         loop = next((x for x in self._loops if x[0] > self._producers[carry]), None)
-        return loop is not None and self.around[reader][-1:] == [loop] and not self.rules[reader].follows
+        return loop is not None and self.around[reader][-1:] == (loop,) and not self.rules[reader].follows

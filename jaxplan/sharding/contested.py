@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .._jax import ir, run_passes
+from .imported import nested
 from .mlir import Dims, axis_size, layouts_in, mesh_sizes
 
 _CONTRACTIONS = frozenset({"stablehlo.dot_general", "stablehlo.convolution"})
@@ -37,18 +38,9 @@ def settle_contractions(module: Any) -> None:
     run_passes(module, ["func.func(sdy-populate-op-sharding-rules)"])
     with module.context:
         sizes = mesh_sizes(module)
-        for op in list(_contractions(module.operation)):
+        for op in [op for op in nested(module.operation) if op.name in _CONTRACTIONS]:
             _settle(op, sizes)
     run_passes(module, ["func.func(sdy-drop-sharding-rules)"])
-
-
-def _contractions(op: Any) -> Iterator[Any]:
-    for region in op.regions:
-        for block in region.blocks:
-            for view in block.operations:
-                if view.operation.name in _CONTRACTIONS:
-                    yield view.operation
-                yield from _contractions(view.operation)
 
 
 def _settle(op: Any, sizes: Mapping[str, int]) -> None:

@@ -76,8 +76,10 @@ def nested(op: Any) -> Iterator[Any]:
     for region in op.regions:
         for block in region.blocks:
             for view in block.operations:
-                yield view.operation
-                yield from nested(view.operation)
+                inner = view.operation
+                yield inner
+                if len(inner.regions):  # few have any: no generator for each of the others
+                    yield from nested(inner)
 
 
 def _inline_calls(name: str, functions: Mapping[str, Any], inlined: set[str]) -> None:

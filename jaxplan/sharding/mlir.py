@@ -50,6 +50,10 @@ class Visit(NamedTuple):
     layouts: tuple[Dims, ...]
 
 
+Made = tuple[str, str, tuple[tuple[int, ...], ...], tuple[Dims, ...], float]
+"""The name of an operation, its scope, the shapes and the layouts of its results, and how often it runs."""
+
+
 def mesh_sizes(module: Any) -> dict[str, int]:
     """Axis -> size over the meshes that `module` declares, major to minor."""
     sizes: dict[str, int] = {}
@@ -189,6 +193,7 @@ class Walk:
         # attributes and types are one object to the bindings wherever they are equal
         self._written: dict[Any, tuple[Dims, ...]] = {}
         self._whole: dict[Any, Dims] = {}
+        self._shapes: dict[Any, tuple[int, ...]] = {}
         self.warnings: list[str] = []
 
     def visits(self) -> Iterator[Visit]:
@@ -197,6 +202,25 @@ class Walk:
         layouts, _ = function_layouts(self._main.opview)
         arguments = [(self._number(), layout) for layout in layouts]
         yield from self._block(block, arguments, {}, "", 1.0)
+
+    def made(self) -> Iterator[Made]:
+        """What each operation with results makes, in program order; `visits` also says who reads it."""
+        yield from self._made(self._main.regions[0].blocks[0], "", 1.0)
+
+    def _made(
+        self, block: Any, scope: str, trips: float
+    ) -> Iterator[Made]:
+        for view in block.operations:
+            op = view.operation
+            name, inner = op.name, scope_of(op.location) or scope
+            kinds = [result.type for result in op.results]
+            if kinds:
+                yield name, inner, tuple([self._shape(kind) for kind in kinds]), self._layouts(op, name, kinds), trips
+            if name in _REGIONS:
+                count = trip_count(op) if name == "stablehlo.while" else 1
+                for region in op.regions:
+                    for body in region.blocks:
+                        yield from self._made(body, inner, trips * (self._while_trips if count is None else count))
 
     def _number(self) -> int:
         self._count += 1
@@ -214,7 +238,7 @@ class Walk:
             name = op.name
             inner = scope_of(op.location) or scope
             operands = [env[value] for value in op.operands]
-            layouts = self._layouts(op, name)
+            layouts = self._layouts(op, name, [result.type for result in op.results])
             results = tuple(range(self._count + 1, self._count + 1 + len(layouts)))
             self._count += len(layouts)
             visit = Visit(
@@ -232,10 +256,10 @@ class Walk:
                 yield from self._regions(visit, env)
             env.update(zip(op.results, zip(results, layouts, strict=True), strict=True))
 
-    def _layouts(self, op: Any, name: str) -> tuple[Dims, ...]:
-        """The shardings of an operation's results."""
+    def _layouts(self, op: Any, name: str, kinds: Sequence[Any]) -> tuple[Dims, ...]:
+        """The shardings of an operation's results, which are of these types."""
         attributes = op.attributes
-        whole = tuple([self._replicated(result.type) for result in op.results])
+        whole = tuple([self._replicated(kind) for kind in kinds])
         for key in _OWN_SHARDINGS if name.startswith("sdy.") else _SHARDINGS:
             if key in attributes:
                 written = attributes[key]
@@ -250,8 +274,14 @@ class Walk:
     def _replicated(self, kind: Any) -> Dims:
         """The layout of a value of a type that no axis cuts."""
         if kind not in self._whole:
-            self._whole[kind] = ((),) * len(kind.shape) if isinstance(kind, ir.RankedTensorType) else ()
+            self._whole[kind] = ((),) * len(self._shape(kind))
         return self._whole[kind]
+
+    def _shape(self, kind: Any) -> tuple[int, ...]:
+        """The shape of a type; () of what is no ranked tensor."""
+        if kind not in self._shapes:
+            self._shapes[kind] = tuple(kind.shape) if isinstance(kind, ir.RankedTensorType) else ()
+        return self._shapes[kind]
 
     def _regions(self, visit: Visit, env: Mapping[Any, tuple[int, Dims]]) -> Iterator[Visit]:
         op, trips = visit.op, visit.trips

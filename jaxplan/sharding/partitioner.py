@@ -130,17 +130,10 @@ def partition_imported(imported: Any, *, while_trips: float = 16.0, flows: bool 
     copy = imported.operation.clone().opview
     run_passes(copy, _PROPAGATION)
     sizes = mesh_sizes(copy)
-    propagated = Walk(copy, while_trips)
     ops = tuple(
-        OpSharding(
-            scope=visit.scope,
-            op=visit.op.name.removeprefix("stablehlo."),
-            shapes=tuple(shape_of(result)[0] for result in visit.op.results),
-            layouts=visit.layouts,
-            trips=visit.trips,
-        )
-        for visit in propagated.visits()
-        if visit.op.name.startswith("stablehlo.") and visit.results
+        OpSharding(scope=scope, op=name.removeprefix("stablehlo."), shapes=shapes, layouts=layouts, trips=trips)
+        for name, scope, shapes, layouts, trips in Walk(copy, while_trips).made()
+        if name.startswith("stablehlo.")
     )
     main = next(op for op in copy.body.operations if op.operation.attributes["sym_name"].value == "main")
     inputs, outputs = function_layouts(main)

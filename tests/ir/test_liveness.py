@@ -140,3 +140,10 @@ def test_unused_arguments_take_no_time() -> None:
     graph = trace(lambda w, x: x * 2, (shape(8), shape(8)), {}, donate_argnums=(0,)).graph
     start, stop = live_intervals(graph)[graph.inputs[0]]
     assert start == stop
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_loops_around_an_operation_are_those_that_hold_it(program: Callable[..., Any]) -> None:
+    graph = trace(program, (shape(8, 8), shape(8, 8)), {}).graph
+    for op, around in zip(graph.ops, graph.loops_around(), strict=True):
+        assert list(around) == [(a.start, a.stop) for a in graph.loops if a.start <= op.index < a.stop]
