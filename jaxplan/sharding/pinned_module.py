@@ -15,9 +15,6 @@ from .imported import nested, scope_of
 from .mlir import shape_of
 from .spec import Layout
 
-_OTHERWISE = frozenset({"stablehlo.while", "sdy.manual_computation"})
-"""What a loop carries is imported by what is pinned outside; a `shard_map` has shapes of its own."""
-
 
 def with_pins(
     imported: Any,
@@ -36,11 +33,15 @@ def with_pins(
     mesh = next((op.operation for op in copy.body.operations if op.operation.name == "sdy.mesh"), None)
     made: dict[int, list[Any]] = {}
     for op in nested(main):
-        if op.name in _OTHERWISE:
+        if op.name == "stablehlo.while":  # what a loop carries is imported by what is pinned outside
             return None
         number = number_of(scope_of(op.location))
         if number in pins:
             made.setdefault(number, []).append(op)
+        if op.name == "sdy.manual_computation":  # a `shard_map` has shapes of its own
+            inside = {number, *(number_of(scope_of(inner.location)) for inner in nested(op))}
+            if not inside.isdisjoint(pins):
+                return None
     makers = {number: _makers(made.get(number, []), [shape for shape, _ in asked]) for number, asked in pins.items()}
     if mesh is None or not all(makers.values()):
         return None

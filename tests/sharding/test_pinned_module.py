@@ -70,13 +70,23 @@ def split(x: jax.Array, pin: Pin) -> Any:
     return jnp.tanh(pin(y)) + z, jnp.exp(z)
 
 
+def local(x: jax.Array, pin: Pin) -> Any:
+    """A `shard_map`, whose operations have shapes of their own, and a product beside it."""
+    with jax.named_scope("jaxplan0"):
+        y = x @ x
+    y = pin(y)
+    with jax.named_scope("jaxplan1"):
+        z = jax.shard_map(jnp.tanh, mesh=MESH, in_specs=P("data", "model"), out_specs=P("data", "model"))(x)
+    return y + z
+
+
 def imported(step: Callable[..., Any], pin: Pin) -> Any:
     x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
     lowered = jax.jit(lambda x: step(x, pin), in_shardings=ROWS).trace(x).lower(lowering_platforms=("cpu",))
     return imported_copy(lowered.compiler_ir("stablehlo"))
 
 
-@pytest.mark.parametrize("step", [chain, widened])
+@pytest.mark.parametrize("step", [chain, widened, local])
 @pytest.mark.parametrize("spec", [P(None, None), P(None, "data"), P(("model", "data"), None)])
 def test_written_pins_are_those_of_a_lowering_with_them(step: Callable[..., Any], spec: P) -> None:
     before = imported(step, lambda y: y)
@@ -88,7 +98,7 @@ def test_written_pins_are_those_of_a_lowering_with_them(step: Callable[..., Any]
     assert partition_imported(before) == partition_imported(imported(step, lambda y: y)) != partition_imported(lowered)
 
 
-@pytest.mark.parametrize(("step", "pinned"), [(looped, 0), (of_two, 0), (chain, 7)])
+@pytest.mark.parametrize(("step", "pinned"), [(looped, 0), (of_two, 0), (chain, 7), (local, 1)])
 def test_what_can_not_be_written_is_not(step: Callable[..., Any], pinned: int) -> None:
     layout = Layout(dims=((), ("data",)))
     pins = [((64, 64), layout)] * (2 if step is of_two else 1)
