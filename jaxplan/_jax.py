@@ -61,6 +61,20 @@ class ScanSignature(NamedTuple):
     jaxpr: Any
 
 
+class JitSettings(NamedTuple):
+    """What a `jax.jit` around a step says of its arguments; positions as they were given."""
+
+    donate_argnums: tuple[int, ...] = ()
+    static_argnums: tuple[int, ...] = ()
+    static_argnames: tuple[str, ...] = ()
+
+
+def jit_settings(fn: Any) -> JitSettings:
+    """The settings of a function that is under `jax.jit` already; none of any other."""
+    info = getattr(fn, "_jit_info", None) if isinstance(fn, jax.stages.Wrapped) else None
+    return JitSettings() if info is None else JitSettings(*(tuple(getattr(info, name)) for name in JitSettings._fields))
+
+
 def scan_signature(eqn: Any) -> ScanSignature:
     """The signature of a `scan` equation, on every supported jax."""
     params = eqn.params

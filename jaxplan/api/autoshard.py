@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
+from .._jax import jit_settings
 from ..errors import ArgumentError, PlanMismatchError
 from ..hardware import CompileTarget
 from ..ir import Traced, trace
@@ -42,7 +43,9 @@ class ShardedStep:
         functools.update_wrapper(self, fn)
         # devices until the first plan chooses their mesh, for all signatures: they share their state
         self._fn, self._place = fn, place
-        self._donate, self._static, self._static_names = donate_argnums, static_argnums, static_argnames
+        own = jit_settings(fn)
+        self._donate, self._static = (*donate_argnums, *own.donate_argnums), (*static_argnums, *own.static_argnums)
+        self._static_names = (*static_argnames, *own.static_argnames)
         self._budget = budget_of(place, memory_budget)
         self._constraints, self._options = constraints, options
         self._variants: dict[Hashable, Variant] = {}
@@ -113,7 +116,7 @@ class ShardedStep:
     ) -> Variant:
         """A plan made now; `ambient` is the context to trace in."""
         positions = self._positions(args)
-        donated = {n % len(args) for n in self._donate} if args else set()
+        donated = {n % len(args) for n in self._donate if -len(args) <= n < len(args)}
         donate = [i for i, n in enumerate(n for n in range(len(args)) if n not in positions) if n in donated]
         call = _Call(
             traced=lambda target: self._traced(args, kwargs, ambient, target),
@@ -144,7 +147,7 @@ class ShardedStep:
 
     def _positions(self, args: tuple[Any, ...]) -> set[int]:
         """Where the static arguments are."""
-        return {n % len(args) for n in self._static if -len(args) <= n < len(args)} if args else set()
+        return {n % len(args) for n in self._static if -len(args) <= n < len(args)}
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any], ambient: Any, target: Target) -> Traced:
         """The step's program, traced in a context for a target."""
@@ -315,7 +318,7 @@ def auto_shard(
         `options.mesh_axes=3`, "replica" before them) that the devices can be.
       devices: for "auto": by default all of `jax.devices()`; a number, of `hardware` where that is named (they need not
         be there); devices, or a `jaxplan.target(...)`.
-      donate_argnums, static_argnums, static_argnames: as in `jax.jit`.
+      donate_argnums, static_argnums, static_argnames: as in `jax.jit`; a step under `jax.jit` keeps its own, too.
       hardware: a profile or its name; by default found from the mesh's devices.
       memory_budget: bytes a device, or text such as "14GiB"; by default the profile's memory less its reserve.
         A hard limit.

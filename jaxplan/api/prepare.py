@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from .._jax import jit_settings
 from ..ir import Traced, trace
 from ..search import Allowed, start_solver
 from ..sharding import MeshAxes, registered
@@ -103,5 +104,6 @@ def step_of_shapes(
 ) -> StepOfShapes:
     """A step and its arguments, as `frontier`, `audit` and `curve` take them."""
     donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
+    donated += jit_settings(fn).donate_argnums
     fn, shapes = of_arrays(fn, shapes)
     return StepOfShapes(fn=fn, shapes=tuple(shapes), donate_argnums=donated, options=options)

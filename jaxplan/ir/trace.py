@@ -207,7 +207,7 @@ def _leaf(path: str, aval: Any) -> Leaf:
 def _donated(
     dynamic_args: Sequence[Any], positions: list[int], donate: Sequence[int], count: int
 ) -> frozenset[int]:
-    chosen = {n % count for n in donate} if count else set()
+    chosen = {n % count for n in donate if -count <= n < count}
     donated: set[int] = set()
     offset = 0
     for position, argument in zip(positions, dynamic_args, strict=True):
