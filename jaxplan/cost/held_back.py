@@ -23,7 +23,7 @@ import numpy as np
 from ..ir import Graph
 from ..sharding import UNREDUCED, MeshAxes, Step, reshard_steps
 
-_PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
+PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 
 _COMBINED_BYTES = 30 * 2**20
 """Collectives of one kind are combined into one while their results are no larger than this in all (XLA's default for
@@ -51,9 +51,9 @@ def held_back(
     last = graph.ops[max((loop.stop for loop in graph.loops), default=0) :]
     needed: set[int] = set()  # by products
     for op in reversed(last):
-        if op.primitive in _PRODUCTS or not needed.isdisjoint(op.results):
+        if op.primitive in PRODUCTS or not needed.isdisjoint(op.results):
             needed.update(op.operands)
-    held = {v for op in last if op.primitive in _PRODUCTS for v in op.results} - needed
+    held = {v for op in last if op.primitive in PRODUCTS for v in op.results} - needed
     summed: dict[tuple[int, bytes], tuple[Step, ...]] = {}
     for (reader, position), row in reads.items():
         value = graph.ops[reader].operands[position]

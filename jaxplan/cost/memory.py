@@ -10,6 +10,7 @@ it gathered for the next step once more. Not counted: values inside one fused ke
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +21,7 @@ import numpy as np
 from ..ir import Graph, Interval, Lives, lives_of, settled_values, written_over
 from ..sharding import NONE, UNREDUCED, MeshAxes, reshard_steps
 from .fills import Fill, filled_since
+from .held_back import PRODUCTS
 from .images import lanes_read
 from .packing import gap_bytes
 from .residency import SecondStack
@@ -166,6 +168,7 @@ def simulate_memory(
         ledger.add("activations", first, last, local(value, _part(values[value])))
     producers = graph.producers()
     returned = set(graph.outputs)
+    products = sorted(when[op.index] for op in graph.ops if op.primitive in PRODUCTS)
     given_up = _given_up(over or {}, intervals, values, local)
     for value, row in values.items():
         pending = UNREDUCED in row.tolist()
@@ -174,7 +177,12 @@ def simulate_memory(
         start, stop = intervals[value]
         primitive = graph.ops[producers[value]].primitive
         if pending:
+            # GPU: it is sent beside the next product, unless that waits for it
+            sent_by = min(own_reads.get(value, ()), default=0) - 1
+            following = bisect.bisect(products, start) if platform == "gpu" else len(products)
             stop = start + 1
+            if following < len(products):
+                stop = max(stop, min(products[following] + 1, sent_by))
         elif value in settled:
             kept = values[settled[value]]
             moved = not np.array_equal(row, kept)

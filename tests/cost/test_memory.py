@@ -113,6 +113,26 @@ def test_a_pending_sum_lives_until_it_is_finished() -> None:
     assert (pending.curve[1:] == profile(graph).curve[1:]).all()
 
 
+def test_a_gpu_sends_a_pending_sum_beside_the_next_product() -> None:
+    """An LSTM's gradient of its vocabulary is there while the next product pads its operands (H100, jax 0.10.2)."""
+
+    def step(a: Any, b: Any) -> Any:
+        gradient, other = a @ b, b @ a
+        return other, jnp.cumsum(gradient, axis=0)
+
+    graph = graph_of(step, 2)
+    first, second, _ = graph.ops
+    values = {v.index: WHOLE for v in graph.values if not v.constant} | {first.results[0]: PENDING}
+    reads = {(op.index, p): WHOLE for op in graph.ops for p in range(len(op.operands))}
+
+    def alive(platform: str) -> int:
+        stored, kinds = [True] * len(graph.values), ["batch"] * len(graph.inputs)
+        found = simulate_memory(graph, AXES, stored, kinds, values, reads, platform=platform)
+        return int(found.curve[second.index])
+
+    assert alive("gpu") - alive("cpu") == graph.values[first.results[0]].bytes
+
+
 def test_donated_state_is_written_in_place() -> None:
     def step(state: dict[str, Any], x: Any) -> Any:
         return {"w": state["w"] @ x}, (x @ x).sum()
