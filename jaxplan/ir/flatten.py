@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
 from .._jax import Literal, as_closed, dtype_bytes, scan_signature
 from .graph import Loop, Op, Site, Value
@@ -188,6 +189,16 @@ class Flattener:
             self._equation(eqn, position, env, frame, trips)
         return [self.read(env, atom) for atom in jaxpr.outvars]
 
+    def _leave_shardings(self, params: Mapping[str, Any]) -> None:
+        said = [*params.get("in_shardings", ()), *params.get("out_shardings", ())]
+        if any(isinstance(sharding, NamedSharding) for sharding in said):
+            told = (
+                f"the shardings of `{params['name']}`'s own jax.jit are decided anew: say them as constraints, or to "
+                "jaxplan.audit"
+            )
+            if told not in self.assumptions:
+                self.assumptions.append(told)
+
     def _equation(
         self, eqn: Any, position: int, env: dict[Any, int], frame: tuple[int, ...], trips: float
     ) -> None:
@@ -196,6 +207,7 @@ class Flattener:
         operands = [self.read(env, atom) for atom in eqn.invars]
         called = call_of(eqn)
         if called is not None:
+            self._leave_shardings(eqn.params)
             arguments = [operands[i] for i in called.positions]
             results = self.walk(called.jaxpr, called.consts, arguments, (*frame, position), trips)
         elif name == "scan":

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 import jaxplan
 
@@ -56,3 +56,12 @@ def test_what_is_donated_by_position_is_not_another_argument(mesh_4x2: Mesh) -> 
     x = jnp.ones((SIDE, SIDE))
     sharded(x, moments={"m": jnp.zeros((8,))})
     assert not x.is_deleted()
+
+
+def test_shardings_of_an_own_jit_are_not_left_aside_in_silence(mesh_4x2: Mesh) -> None:
+    cut = NamedSharding(mesh_4x2, jax.P("data"))
+    product = jax.jit(lambda x, w: x @ w, in_shardings=(cut, None))
+    x = jax.ShapeDtypeStruct((64, 64), "float32")
+    (told,) = [line for line in jaxplan.plan(product, mesh_4x2, x, x).assumptions if "own jax.jit" in line]
+    assert "<lambda>" in told
+    assert not [line for line in jaxplan.plan(step, mesh_4x2, state(), x).assumptions if "own jax.jit" in line]
