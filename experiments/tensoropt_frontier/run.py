@@ -131,7 +131,8 @@ def compiled(name: str, limit_s: float) -> dict[str, Any]:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for point in dict.fromkeys((found.points[0], found.knee, found.points[-1])):
-            plan, path = point.plan, Path(folder) / "plan.json"
+            plan, path = point.plan, Path(folder) / str(len(rows)) / "plan.json"
+            path.parent.mkdir()
             plan.save(path)
             made = _child(name, "one", limit_s, path)
             # what collectives need beside their buffers is not there before code is generated
@@ -148,14 +149,14 @@ def compiled(name: str, limit_s: float) -> dict[str, Any]:
 
 
 def one_compiled(name: str, path: Path) -> dict[str, Any]:
-    """The memory of one saved plan; the process has to end then."""
+    """The memory of one plan, saved in a folder of its own; the process has to end then."""
     case, target = CASES[name], jaxplan.target(TARGET)
     mesh = target.mesh(data=4, model=2)
     step = jaxplan.auto_shard(
         case.step(), mesh, donate_argnums=0, options={"plan": jaxplan.load_plan(path, mesh)}
     )
     lowered = step.lower(*abstract_arguments(case.model, case.config))
-    memory, _ = until_assigned(lowered, target.compiler_options, Path(tempfile.mkdtemp(prefix="tensoropt-")))
+    memory, _ = until_assigned(lowered, target.compiler_options, path.parent / "dump")
     return {"memory": memory, "peak_bytes": peak_bytes(memory)}
 
 

@@ -30,9 +30,12 @@ def frontier_picture(frontier: Frontier) -> str:
         return _TOP + _HEIGHT * (slow - step_s) / (slow - fast)
 
     floor = _TOP + _HEIGHT
+    # of two ends neither is between them
+    knee = frontier.knee if len(points) > 2 else None
+    bargain = "; orange: the best bargain, farthest below the line from end to end" if knee else ""
     parts = [
         text(16, 28, f"Frontier of {frontier.name} on ({frontier.mesh})", "title"),
-        text(16, 48, f"{len(points)} plans on {frontier.hardware}, each the fastest in its memory"),
+        text(16, 48, f"{len(points)} plans on {frontier.hardware}, each the fastest in its memory{bargain}"),
         text(16, 64, f"found {frontier.method}"),
         text(
             _LEFT + _WIDTH / 2, floor + 40,
@@ -56,14 +59,13 @@ def frontier_picture(frontier: Frontier) -> str:
     if limit is not None:
         parts.append(line(x(limit), _TOP, x(limit), floor, "limit"))
         parts.append(text(x(limit) - 6, _TOP + 14, "a device", anchor="end"))
-    knee = frontier.knee
     for point in points:
         title = f"{across.words(point.peak_bytes, 1)}, {upwards.words(point.step_s, 1)}"
         radius, kind = (5, "knee") if point is knee else (3, "dot")
         at = f'cx="{x(point.peak_bytes):.1f}" cy="{y(point.step_s):.1f}"'
         parts.append(f'<circle {at} r="{radius}" class="{kind}"><title>{title}</title></circle>')
     named: list[tuple[float, float]] = []
-    for point in dict.fromkeys((points[0], points[-1], knee)):
+    for point in dict.fromkeys((points[0], points[-1], *([knee] if knee else []))):
         last = point is points[-1] and len(points) > 1
         before = last and x(point.peak_bytes) - _NAME > _LEFT
         left = x(point.peak_bytes) + (-8 if before else 8)

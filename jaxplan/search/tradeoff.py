@@ -16,7 +16,7 @@ from .problem import StrategyProblem
 from .program import OutOfTime
 from .sweep import sweep_frontier
 
-#: Seconds that one budget of a sweep may take.
+#: Seconds that one budget of a sweep may take by tables, and again by a search.
 BUDGET_S = 10.0
 
 #: The part of the time that stretches are walked for, if budgets have to be searched for the rest.
@@ -84,7 +84,7 @@ def tradeoff(
         known, search, deadline=begun + WALK_SHARE * time_limit_s,
         on_stretch=lambda points, budget: say(f"{points} points; next those within {budget} bytes"),
     )  # fmt: skip
-    deadline = stretches.deadline = begun + time_limit_s
+    deadline = begun + time_limit_s
     searched = 0
     if known.slack_at(known.top_bytes) > eps:
         # whatever the time: without the fastest end there is no frontier
@@ -95,8 +95,14 @@ def tradeoff(
     if alone and known.slack_at(smallest.peak_bytes) > eps and time.monotonic() < deadline:
         known.ask(search, smallest.peak_bytes, known.front()[0].assignment)
         searched += 1
+
+    def cover(limit: int) -> bool:
+        # no longer than the search that comes after it: one budget would have all of what is left
+        stretches.deadline = min(deadline, time.monotonic() + BUDGET_S)
+        return stretches.cover(limit)
+
     searched += sweep_frontier(
-        known, search, deadline=deadline, first=stretches.cover,
+        known, search, deadline=deadline, first=cover,
         on_point=lambda count, gaps: say(f"{count} budgets searched; {gaps} gaps were open"),
     )  # fmt: skip
     rows, largest = stretches.rows_carried, stretches.largest

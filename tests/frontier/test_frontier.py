@@ -135,6 +135,20 @@ def test_the_knee_is_the_best_bargain() -> None:
     assert "proved" in str(alone).splitlines()[0]
 
 
+def test_the_knee_is_drawn_and_explained_where_there_is_one(tmp_path: Path) -> None:
+    points = tuple(
+        FrontierPoint(step_s=step_s, peak_bytes=size, bound_s=step_s, counted_bytes=size)
+        for size, step_s in ((10, 10.0), (11, 4.0), (15, 3.5))
+    )
+    settings: dict[str, Any] = {"name": "step", "mesh": "data=2", "hardware": "tpu-v5e", "memory_bytes": 16}
+    for count, there in ((3, True), (2, False)):
+        found = Frontier(points=points[:count], method="by hand", eps=0.0, regret_bound=0.0, **settings)
+        found.plot(tmp_path / "frontier.svg")
+        drawn = (tmp_path / "frontier.svg").read_text(encoding="utf-8")
+        assert ('class="knee"' in drawn) == there
+        assert ("orange: the best bargain" in drawn) == there
+
+
 def test_points_that_differ_are_printed_apart() -> None:
     points = tuple(
         FrontierPoint(step_s=step_s, peak_bytes=size, bound_s=step_s, counted_bytes=size)

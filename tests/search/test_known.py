@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import time
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pytest
 
-from jaxplan.search import Node, StrategyProblem, Usage, evaluate, known, tradeoff
+from jaxplan.search import (
+    Node,
+    SearchResult,
+    StrategyProblem,
+    Usage,
+    evaluate,
+    exhaustive,
+    known,
+    stretches,
+    tradeoff,
+)
 from jaxplan.search.known import TradeoffPoint
+from jaxplan.search.sweep import sweep_frontier
+from jaxplan.search.tradeoff import BUDGET_S
 from jaxplan.search.warm import load_walk
 
 from .problems import layers
@@ -64,3 +78,51 @@ def test_ninety_six_layers_of_32_strategies_take_no_more_than_fifteen_seconds_of
     for point in found.points:
         result = evaluate(problem, point.assignment)
         assert (result.objective_s, result.peak_bytes) == (point.objective_s, point.peak_bytes)
+
+
+def test_tables_for_one_budget_do_not_take_the_time_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_s: list[float] = []
+
+    def swept(known: known.Known, search: known.BudgetSearch, *, deadline: float, **told: Any) -> int:
+        monkeypatch.setattr(
+            stretches.Stretches,
+            "cover",
+            lambda walk, limit: bool(given_s.append(walk.deadline - time.monotonic())),
+        )
+        told["first"](known.top_bytes)
+        assert deadline - time.monotonic() > 2 * BUDGET_S
+        return 0
+
+    module = importlib.import_module("jaxplan.search.tradeoff")
+    monkeypatch.setattr(module, "WHOLE_SUMS", 0)
+    monkeypatch.setattr(module, "sweep_frontier", swept)
+    tradeoff(layers(4, 4, alike=False), eps=1e-3, time_limit_s=100.0)
+    assert len(given_s) == 1
+    assert given_s[0] <= BUDGET_S
+
+
+def test_what_is_steep_over_the_least_peak_is_swept_by_equal_factors() -> None:
+    # ten times as long at the least peak, and almost as fast as can be a hundredth of the way from there
+    extra = np.arange(0, 200_000, 50)
+    node = Node(name="n", costs_s=1 + 9 / (1 + extra / 100))
+    problem = StrategyProblem(nodes=(node,), usages=(Usage(node=0, start=0, stop=1, bytes=extra + 10_000),))
+    so_far, asked, tried = known.Known(problem, 1e-3), list[int](), list[int]()
+    so_far.note((0,))
+    so_far.ask(lambda free, _: exhaustive.solve(free), None, ())
+
+    class Enough(Exception):
+        pass
+
+    def search(limited: StrategyProblem, start: tuple[int, ...]) -> SearchResult:
+        assert limited.limit_bytes is not None
+        asked.append(limited.limit_bytes)
+        if len(asked) == 2:
+            raise Enough
+        return exhaustive.solve(limited)
+
+    with pytest.raises(Enough):
+        sweep_frontier(so_far, search, first=lambda budget: bool(tried.append(budget)))
+    # halves would have been at 100,000 bytes over the least peak, and at 50,000
+    assert asked[0] - 10_000 < extra[-1] / 20
+    assert so_far.best_at(asked[0]) < 1.5
+    assert not tried, "tables are no use where all that is known is far too slow"
