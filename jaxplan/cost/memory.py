@@ -253,14 +253,15 @@ def _copies(
     local: Callable[[int, np.ndarray], int],
     when: Sequence[int],
     whole_sums: bool,
-) -> tuple[dict[tuple[int, bytes, tuple[int, int]], tuple[int, int, int]], dict[int, list[int]]]:
+) -> tuple[dict[tuple[object, ...], tuple[int, int, int]], dict[int, list[int]]]:
     """Resharded copies, and until when the originals are read.
 
-    The first maps (value, layout, loop) to (first reader, after the last reader, bytes); the second values to the
-    stops of those who read them as they are, and the starts of their copies.
+    The first maps (value, layout, loop, barrier) to (first reader, after the last reader, bytes); the second values to
+    the stops of those who read them as they are, and the starts of their copies.
     """
     around = graph.loops_around()
-    copies: dict[tuple[int, bytes, tuple[int, int]], tuple[int, int, int]] = {}
+    copies: dict[tuple[object, ...], tuple[int, int, int]] = {}
+    behind = graph.behind()
     own: dict[int, list[int]] = {}
     for (op, position), row in reads.items():
         value = graph.ops[op].operands[position]
@@ -278,7 +279,7 @@ def _copies(
             a == UNREDUCED and b >= 0 for a, b, (_, n) in zip(made, row, axes, strict=True) if n > 1
         )
         size = local(value, np.full_like(row, NONE) if whole else row)
-        key = (value, row.tobytes(), loop)
+        key = (value, row.tobytes(), loop, behind[op])
         before = copies.get(key, (start, stop, size))
         copies[key] = (min(before[0], start), max(before[1], stop), size)
         own.setdefault(value, []).append(copies[key][0] + 1)

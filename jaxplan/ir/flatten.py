@@ -82,6 +82,7 @@ class Flattener:
         self.ops: list[Op] = []
         self.loops: list[Loop] = []
         self.invariants: list[tuple[int, Site]] = []
+        self.barriers: list[tuple[int, ...]] = []
         self.constants: list[int] = []
         self.assumptions: list[str] = []
         self.while_trips = while_trips
@@ -209,6 +210,8 @@ class Flattener:
         if called is not None:
             self._leave_shardings(eqn.params)
             arguments = [operands[i] for i in called.positions]
+            if eqn.params.get("differentiated") and np.any(eqn.params.get("prevent_cse", False)):
+                self.barriers.append((*frame, position))
             results = self.walk(called.jaxpr, called.consts, arguments, (*frame, position), trips)
         elif name == "scan":
             results = self._scan(eqn, position, operands, frame, trips)

@@ -113,6 +113,7 @@ class Graph:
       donated: input positions whose buffer XLA may reuse.
       loops: all loops, outer before inner.
       invariants: (value, where it enters a loop's body): values that loops read and don't change.
+      barriers: frames of bodies that are computed again (`jax.checkpoint`) and read what they read through a barrier.
       assumptions: what had to be assumed (a `while`'s trip count), in words.
     """
 
@@ -128,6 +129,7 @@ class Graph:
     donated: frozenset[int] = frozenset()
     loops: tuple[Loop, ...] = ()
     invariants: tuple[tuple[int, Site], ...] = ()
+    barriers: frozenset[tuple[int, ...]] = frozenset()
     assumptions: tuple[str, ...] = field(default=())
 
     def verify(self) -> None:
@@ -167,6 +169,10 @@ class Graph:
         """For every operation the (start, stop) of the loops around it, outer first."""
         return self._loops_around
 
+    def behind(self) -> Sequence[tuple[int, ...]]:
+        """For every operation the innermost of `barriers` that it stands behind, () for none."""
+        return self._behind
+
     # dozens ask, each a pass over the program
     @functools.cached_property
     def _loops_around(self) -> list[tuple[tuple[int, int], ...]]:
@@ -175,6 +181,17 @@ class Graph:
             for t in range(loop.start, loop.stop):
                 around[t] = (*around[t], (loop.start, loop.stop))
         return around
+
+    @functools.cached_property
+    def _behind(self) -> list[tuple[int, ...]]:
+        found: dict[tuple[int, ...], tuple[int, ...]] = {(): ()}
+
+        def innermost(frame: tuple[int, ...]) -> tuple[int, ...]:
+            if frame not in found:
+                found[frame] = frame if frame in self.barriers else innermost(frame[:-1])
+            return found[frame]
+
+        return [innermost(op.sites[0].frame if op.sites else ()) for op in self.ops]
 
     @functools.cached_property
     def _uses(self) -> list[list[tuple[int, int]]]:

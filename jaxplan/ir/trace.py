@@ -167,6 +167,7 @@ def _flatten(
             donated=donated,
             loops=tuple(flattener.loops),
             invariants=tuple(flattener.invariants),
+            barriers=frozenset(flattener.barriers),
             assumptions=tuple(flattener.assumptions),
         )
     )

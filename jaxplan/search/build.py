@@ -82,6 +82,7 @@ class _Builder:
         self.finished: dict[int, Port] = {}
         self.copies: dict[int, Port] = {}
         self.copies_inside: dict[int, Port] = {}
+        self.copies_behind: dict[tuple[int, tuple[int, ...]], Port] = {}
         self.held: dict[int, Port] = {}
         self.reads: dict[tuple[int, int], Port] = {}
         self.taken_from: dict[tuple[int, int], Port] = {}
@@ -226,6 +227,9 @@ class _Builder:
             self.copies[value] = self._copied(value, self.sharing.trips(value))
         if len(self.sharing.along(value)) > 1:
             self._hold(value)
+        for region, behind in sorted(self.sharing.behind(value).items()):
+            if len(behind) > 1 and self.graph.values[value].shape:
+                self.copies_behind[value, region] = self._copied(value, self.sharing.trips(value))
 
     def _hold(self, value: int) -> None:
         """A stack that several loops go along may be resharded once, before them, and held for all of them."""
@@ -255,10 +259,13 @@ class _Builder:
         if self.source[value] or value not in self.values:
             return
         copy, inside = self.copies.get(value), self.copies_inside.get(value)
+        behind = self.copies_behind.get((value, self.sharing.region(value, op.index)))
         if value in self.held and op.index in self.sharing.along(value):
             made, can_tie = self.held[value], self.sharing.follows(value)
         elif copy is not None and self.sharing.shares(value, op.index):
             made, can_tie = copy, not self.sharing.follows(value)
+        elif behind is not None and op.index in self.sharing.behind(value)[self.sharing.region(value, op.index)]:
+            made, can_tie = behind, not self.sharing.follows(value)
         elif inside is not None and self.sharing.shares_inside(value, op.index):
             made, can_tie = inside, True
         else:
@@ -344,6 +351,10 @@ class _Builder:
                 self._usage(copy, value, made_stop, stop)
             else:
                 self._usage(port, value, start, stop)
+        for (value, region), port in self.copies_behind.items():
+            if value in inputs or self.stored[value]:
+                readers = self.sharing.behind(value)[region]
+                self._usage(port, value, min(readers), max(needed[o] for o in readers))
         for value, port in self.held.items():
             loops = [self.sharing.around[o][-1] for o in self.sharing.along(value)]
             self._usage(port, value, min(loops)[0], max(stop for _, stop in loops), held=True)

@@ -35,6 +35,7 @@ class Sharing:
         self.graph, self.rules = graph, rules
         self.around = graph.loops_around()
         self._producers, self._uses = graph.producers(), graph.uses()
+        self._behind: dict[int, dict[tuple[int, ...], set[int]]] = {}
         self._loops = sorted(((x.start, x.stop) for x in graph.loops), key=lambda loop: (loop[0], -loop[1]))
 
     def follows(self, value: int) -> bool:
@@ -61,7 +62,31 @@ class Sharing:
         return next(x.trips for x in self.graph.loops if (x.start, x.stop) == (start, stop)) or 1.0
 
     def shares(self, value: int, reader: int) -> bool:
-        """Whether a reader takes the shared copy: it runs as often as the value is made, and may reshard it."""
+        """Whether a reader takes the shared copy: it runs as often as the value is made, and may reshard it.
+
+        What is computed again reads through a barrier, and brings what it reads into layout behind it.
+        """
+        return self.region(value, reader) == () and self._may_share(value, reader)
+
+    def region(self, value: int, reader: int) -> tuple[int, ...]:
+        """The barrier between a value and its reader; () for none."""
+        producer, behind = self._producers[value], self.graph.behind()
+        made, read = behind[producer] if producer >= 0 else (), behind[reader]
+        return () if made == read else read
+
+    def behind(self, value: int) -> dict[tuple[int, ...], set[int]]:
+        """By barrier, the readers behind it that take one copy of a value, which is made there."""
+        if value in self._behind:
+            return self._behind[value]
+        found: dict[tuple[int, ...], set[int]] = {}
+        for reader, _ in self.readers(value) if self.graph.barriers else ():
+            region = self.region(value, reader)
+            if region and self._may_share(value, reader):
+                found.setdefault(region, set()).add(reader)
+        self._behind[value] = found
+        return found
+
+    def _may_share(self, value: int, reader: int) -> bool:
         producer, op = self._producers[value], self.graph.ops[reader]
         made = self.graph.ops[producer].trips if producer >= 0 else 1.0
         if op.primitive == "carry_init":

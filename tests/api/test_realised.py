@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -70,9 +71,42 @@ def chosen_rows(batch: int, width: int, tokens: int) -> Made:
     return step, args, {"xs": cut, "w": P(), "index": P(), "result/0": cut, "result/1": cut}
 
 
-STEPS = {"recurrent": recurrent, "inner loop": inner_loop, "chosen rows": chosen_rows}
-LARGE = {"recurrent": (64, 1024, 400), "inner loop": (64, 1024, 8), "chosen rows": (8, 4096, 8192)}
-SMALL = {"recurrent": (8, 16, 4), "inner loop": (8, 16, 4), "chosen rows": (4, 16, 32)}
+def computed_again(batch: int, width: int, layers: int) -> Made:
+    """Layers written out, made again on the way back: what they gather they gather once more behind a barrier."""
+
+    def step(params: Any, xs: Any) -> Any:
+        @jax.checkpoint
+        def layer(x: Any, w: Any) -> Any:
+            return x + jnp.tanh(x @ w["up"]) @ w["down"]
+
+        def loss(params: Any) -> Any:
+            return (functools.reduce(layer, params, xs) ** 2).mean()
+
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params))
+
+    params = [{"up": shape(width, 4 * width), "down": shape(4 * width, width)}] * layers
+    parted = {f"params/{i}/{name}": P(("data", "model")) for i in range(layers) for name in ("up", "down")}
+    return step, (params, shape(batch, width)), {"xs": P(("data", "model")), **parted}
+
+
+STEPS = {
+    "recurrent": recurrent,
+    "inner loop": inner_loop,
+    "chosen rows": chosen_rows,
+    "computed again": computed_again,
+}
+LARGE = {
+    "recurrent": (64, 1024, 400),
+    "inner loop": (64, 1024, 8),
+    "chosen rows": (8, 4096, 8192),
+    "computed again": (65536, 1024, 3),
+}
+SMALL = {
+    "recurrent": (8, 16, 4),
+    "inner loop": (8, 16, 4),
+    "chosen rows": (4, 16, 32),
+    "computed again": (16, 16, 3),
+}
 
 
 @pytest.mark.parametrize("name", STEPS)
