@@ -2,6 +2,7 @@
 
 The search decides which axes cut a dimension; the order is decided here, after it.  It matters where an axis joins
 or leaves: gathering the most minor axis is an all_gather, gathering a more major one moves every piece first.
+Axes that go to another dimension do so while pieces are smallest: before others are gathered, after they are scattered.
 Dimensions that an operation cuts together, or that pass from maker to reader unchanged, share one order (a class).
 An all_to_all of several axes takes their order along to the other dimension, or every piece moves once more.  Classes
 take the orders that spare most bytes the move, mesh order when it makes no difference.
@@ -88,22 +89,39 @@ def _cut(row: np.ndarray, dim: int) -> tuple[int, ...]:
     return tuple(axis for axis, place in enumerate(row.tolist()) if place == dim)
 
 
-_Passage = tuple[list[int], list[tuple[int, frozenset[int]]], list[tuple[int, int, frozenset[int]]]]
-"""Between two layouts: dimensions cut by the same axes; (dimension, axes that stay on it while others join or leave);
-(dimension, another one, axes that go along from the former to the latter, several)."""
+_Majors = list[tuple[int, frozenset[int]]]
+
+_Passage = tuple[list[int], _Majors, _Majors, list[tuple[int, int, frozenset[int]]]]
+"""Between two layouts: dimensions cut by the same axes; (dimension, axes that are to be its major ones) of the former
+layout and of the latter; (dimension, another one, axes that go along from the former to the latter, several)."""
 
 
 def _passage(made: np.ndarray, row: np.ndarray) -> _Passage:
     before, after = (sorted({place for place in places.tolist() if place >= 0}) for places in (made, row))
-    same, stay = list[int](), list[tuple[int, frozenset[int]]]()
-    for d in sorted({*before, *after}):
-        stays = frozenset(_cut(made, d)) & frozenset(_cut(row, d))
-        if _cut(made, d) == _cut(row, d):
-            same.append(d)
-        elif stays:
-            stay.append((d, stays))
-    moved = [(a, b, frozenset(_cut(made, a)) & frozenset(_cut(row, b))) for a in before for b in after if a != b]
-    return same, stay, [way for way in moved if len(way[2]) > 1]
+    same = [d for d in before if _cut(made, d) == _cut(row, d)]
+    return (
+        same, _majors(made, row, before), _majors(row, made, after),
+        [
+            (a, b, moved)
+            for a in before for b in after
+            if a != b and len(moved := frozenset(_cut(made, a)) & frozenset(_cut(row, b))) > 1
+        ],
+    )  # fmt: skip
+
+
+def _majors(row: np.ndarray, other: np.ndarray, dims: Sequence[int]) -> _Majors:
+    """Which axes want to be a dimension's major ones on the way to another layout, or from it.
+
+    Those that stay on it; and those that neither stay nor go to another dimension, before those that do: pieces are
+    exchanged while they are smallest, before axes are gathered and after they are scattered, and from the minor end.
+    """
+    found: _Majors = []
+    for d in dims:
+        cut, elsewhere = frozenset(_cut(row, d)), {a for a, place in enumerate(other.tolist()) if place >= 0}
+        stays = cut & frozenset(_cut(other, d))
+        majors = dict.fromkeys((stays, cut - (elsewhere - stays)))
+        found += [(d, axes) for axes in majors if axes and axes != cut]
+    return found
 
 
 _Dims = Mapping[int, int]
@@ -233,16 +251,14 @@ class _Resolver:
         content = made.tobytes(), row.tobytes()
         if content not in self.passages:
             self.passages[content] = _passage(made, row)
-        same, stay, along = self.passages[content]
+        same, majors_made, majors_read, along = self.passages[content]
         for d in same:
             self._join(maker.get(d), reader.get(d))
-        if not (stay or along):
+        if not (majors_made or majors_read or along):
             return
         weight = self.graph.values[value].bytes * trips
-        for d, stays in stay:
-            for side in (maker, reader):
-                if d in side:
-                    self.wishes.append((side[d], stays, weight))
+        for side, majors in ((maker, majors_made), (reader, majors_read)):
+            self.wishes += [(side[d], axes, weight) for d, axes in majors if d in side]
         for left, entered, moved in along:
             if left in maker and entered in reader:
                 self.taken_along.append((maker[left], reader[entered], moved, weight))
