@@ -33,7 +33,7 @@ from .residency import (
     unmoved,
     written_again,
 )
-from .tables import RowUpdate, row_updates
+from .tables import RowUpdate, row_updates, tiled_in_rows
 from .tiles import Tiling
 from .vector_kernels import VectorKernel, vector_kernels
 
@@ -55,7 +55,7 @@ class Traffic:
       fills: buffers that one kernel fills, see there.
       over: TPU: for values those whose buffers they may take, see `overwritable`.
       images: TPU: values in the layout of convolutions, see `image_lanes`.
-      copied_images: TPU: see `copied_reads`; tables: see `row_updates`.
+      rows: TPU: see `tiled_in_rows`; copied_images: see `copied_reads`; tables: see `row_updates`.
       kernels: TPU: for every operation the kernel of the vector unit that it is part of; else None throughout.
       producers: for every value the operation that makes it, or -1.
       times: when each operation runs, as the index of an operation.  TPU: what is fused runs as soon as its last
@@ -71,6 +71,7 @@ class Traffic:
     fills: tuple[Fill, ...]
     over: Mapping[int, tuple[int, ...]]
     images: Mapping[int, Lanes]
+    rows: Mapping[int, Tiling]
     copied_images: tuple[tuple[int, int], ...]
     tables: tuple[RowUpdate, ...]
     kernels: tuple[VectorKernel | None, ...]
@@ -84,8 +85,8 @@ class Traffic:
         return lives_of(self.graph, self.stored, self.times)
 
     def tiling(self, value: int) -> Tiling:
-        """Which dimensions of a value lie in tiles, see `device_bytes`; rows of tables aside."""
-        return self.images.get(value, "any")
+        """Which dimensions of a value lie in tiles, see `device_bytes`."""
+        return self.rows[value] if value in self.rows else self.images.get(value, "any")
 
 
 def traffic(graph: Graph, rules: Sequence[Rule], platform: str) -> Traffic:
@@ -295,6 +296,7 @@ class _Kernels:
             fills=fills(flow, times) if self.platform == "gpu" else (),
             over=overwritable(flow, self.stored) if tpu else {},
             images=image_lanes(self.graph, self.rules) if tpu else {},
+            rows=tiled_in_rows(self.graph) if tpu else {},
             copied_images=copied_reads(self.graph, self.rules, self.stored, self.producers) if tpu else (),
             tables=row_updates(self.graph, self.rules) if tpu else (),
             kernels=vector_kernels(flow, reads, writes, self._at_hand, self.op_level) if tpu else (None,) * len(reads),
