@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import os
 import pkgutil
 import resource
@@ -28,10 +29,11 @@ from jaxplan.api.options import Options
 from jaxplan.errors import InfeasibleError
 from jaxplan.ir import trace
 from jaxplan.search import StrategyProblem, build, graph_rules, solve, solve_folded
-from models import get, get_config
+from models import get, get_config, names
 
 HARDWARE = "tpu-v5p"
 RESULTS = Path(__file__).with_name("results.json")
+GAPS = Path(__file__).with_name("gaps.json")
 
 ROWS: dict[str, tuple[str, str, dict[str, Any], dict[str, int], float]] = {
     "gpt2 scanned": ("gpt", "gpt2-scan", {}, {"data": 8}, 3.0),
@@ -191,15 +193,37 @@ def show(title: str, row: dict[str, Any], limit_s: float | None = None) -> None:
         print(f"    {stage:14} {spent['processor_s']:6.1f} s in {spent['runs']:2} runs  {spent['size']}")
 
 
-def keep(results: dict[str, Any]) -> None:
+def keep(results: dict[str, Any], path: Path = RESULTS) -> None:
     """Write what there is so far: a run may be stopped."""
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+def gaps(*, again: bool) -> None:
+    """Every published config on `MESHES`, from 8 devices up; goes on after the rows that are there, unless `again`."""
+    rows: dict[str, Any] = {} if again or not GAPS.exists() else json.loads(GAPS.read_text(encoding="utf-8"))
+    for axes in MESHES:
+        for model in names():
+            for name in (name for name in get(model).CONFIGS if not name.startswith("tiny")):
+                title = f"{model}:{name} on {math.prod(axes.values())}"
+                if title in rows:
+                    continue
+                row = apart({"model": model, "name": name, "changes": {}, "axes": axes, "compare_templates": False})
+                show(title, row)
+                rows[title] = {key: value for key, value in row.items() if key != "stages"}
+                keep(rows, GAPS)
+    proved = [row["gap"] for row in rows.values() if "gap" in row]
+    refused = sum("infeasible" in row for row in rows.values())
+    print(
+        f"{len(proved)} plans, gap {max(proved):.2%} at most, {sum(gap > 0.01 for gap in proved)} above 1 %; "
+        f"{refused} fit no device; {len(rows) - len(proved) - refused} failed"
+    )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", choices=sorted(ROWS), default=list(ROWS))
     parser.add_argument("--gaps", action="store_true")
+    parser.add_argument("--again", action="store_true", help="with --gaps: forget the rows that are there")
     parser.add_argument("--depth", action="store_true")
     parser.add_argument("--request", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -218,20 +242,7 @@ def main() -> int:
             show(title, results[title], limit_s)
             keep(results)
     if args.gaps:
-        for model in ("gpt", "llama", "moe", "vit", "resnet", "lstm"):
-            for name in [n for n in get(model).CONFIGS if not n.startswith("tiny")]:
-                for axes in MESHES:
-                    title = f"{model}:{name} {axes}"
-                    request = {
-                        "model": model,
-                        "name": name,
-                        "changes": {},
-                        "axes": axes,
-                        "compare_templates": False,
-                    }
-                    results[title] = apart(request)
-                    show(title, results[title])
-                    keep(results)
+        gaps(again=args.again)
     if args.depth:
         results["depth"] = apart("depth")
         print(json.dumps(results["depth"], indent=1))
