@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, Mesh
 from .._jax import jit_settings
 from ..errors import ArgumentError, PlanMismatchError
 from ..hardware import CompileTarget
-from ..ir import Traced, trace
+from ..ir import Traced, positions_of, trace
 from ..plans import Plan
 from ..search import Allowed, StrategyProblem, start_solver
 from ..sharding import MeshAxes, registered
@@ -116,7 +116,7 @@ class ShardedStep:
     ) -> Variant:
         """A plan made now; `ambient` is the context to trace in."""
         positions = self._positions(args)
-        donated = {n % len(args) for n in self._donate if -len(args) <= n < len(args)}
+        donated = positions_of(self._donate, len(args))
         donate = [i for i, n in enumerate(n for n in range(len(args)) if n not in positions) if n in donated]
         call = _Call(
             traced=lambda target: self._traced(args, kwargs, ambient, target),
@@ -147,7 +147,7 @@ class ShardedStep:
 
     def _positions(self, args: tuple[Any, ...]) -> set[int]:
         """Where the static arguments are."""
-        return {n % len(args) for n in self._static if -len(args) <= n < len(args)}
+        return positions_of(self._static, len(args))
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any], ambient: Any, target: Target) -> Traced:
         """The step's program, traced in a context for a target."""
@@ -186,10 +186,8 @@ class ShardedStep:
             # What every step of a training loop pays beside jax.jit: a few microseconds, and no look at the leaves.
             try:
                 return variant.jitted(*args)
-            except (OtherSignature, ExplicitArguments):
-                pass
-            except ValueError:  # where an argument lies elsewhere, `_call` moves it or says so
-                pass
+            except (OtherSignature, ExplicitArguments, ValueError):
+                pass  # `_call` plans anew, or moves an argument that lies elsewhere, or says so
         return self._through(ShardedStep._call, args, kwargs, put_back=True)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

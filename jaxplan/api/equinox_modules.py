@@ -59,12 +59,19 @@ class Form:
 
 def apart(arguments: Any) -> tuple[Form, Any]:
     """A tree with None in the place of what is fixed, and all but its arrays."""
-    leaves, treedef = jax.tree.flatten(arguments)
-    fixed = [(place, leaves[place]) for place in _fixed_places(arguments, leaves)]
-    arrays: list[Any] = list(leaves)
-    for place, _ in fixed:
-        arrays[place] = None
-    return Form(treedef, fixed, len(leaves)), jax.tree.unflatten(treedef, arrays)
+    module = kind()
+    assert module is not None
+    leaves: list[Any] = []
+    fixed: list[tuple[int, Any]] = []
+    for part in jax.tree.leaves(arguments, is_leaf=lambda leaf: isinstance(leaf, module)):
+        within = isinstance(part, module)
+        for leaf in jax.tree.leaves(part) if within else [part]:
+            if _is_fixed(leaf, within):
+                fixed.append((len(leaves), leaf))
+                leaf = None
+            leaves.append(leaf)
+    treedef: Any = jax.tree.structure(arguments)
+    return Form(treedef, fixed, len(leaves)), jax.tree.unflatten(treedef, leaves)
 
 
 class Function:
@@ -85,17 +92,8 @@ class Function:
         return self._returned.together(result)
 
 
-def _fixed_places(tree: Any, leaves: Sequence[Any]) -> list[int]:
-    """Where leaves are no arrays: in modules, where numbers and flags are none either, and functions anywhere."""
-    module = kind()
-    assert module is not None
-    inside: list[bool] = []
-    for part in jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, module)):
-        whole = isinstance(part, module)
-        inside += [whole] * (len(jax.tree.leaves(part)) if whole else 1)
-    return [
-        place
-        for place, (leaf, within) in enumerate(zip(leaves, inside, strict=True))
-        if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct))
-        and (within or not isinstance(leaf, (bool, int, float, complex)))
-    ]
+def _is_fixed(leaf: Any, within: bool) -> bool:
+    """Whether a leaf is no array: `within` modules numbers and flags are none either, and functions nowhere."""
+    if isinstance(leaf, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)):
+        return False
+    return within or not isinstance(leaf, (bool, int, float, complex))

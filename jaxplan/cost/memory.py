@@ -73,6 +73,7 @@ def simulate_memory(
     platform: str = "cpu",
     whole_sums: bool = False,
     images: Mapping[int, tuple[int, int]] | None = None,
+    rows: Mapping[int, Tiling] | None = None,
     over: Mapping[int, tuple[int, ...]] | None = None,
     lives: Lives | None = None,
     outputs: Mapping[int, np.ndarray] | None = None,
@@ -88,7 +89,8 @@ def simulate_memory(
       op_scratch: bytes that operations need beside their results while they run, see `split_k` and `pooling`.
       waited: values that wait behind a loop: until when, and the share of their bytes that they wait in.
       platform: "tpu", "gpu" or "cpu", see `device_bytes`; whole_sums: see `CostModel.whole_sums`;
-        images, over, copied_images, tables: see `Traffic`; lives: `lives_of(graph, stored, times)`, where it is known.
+        images, over, copied_images, tables: see `Traffic`; lives: `lives_of(graph, stored, times)`, and rows:
+        `tiled_in_rows(graph)`, where they are known.
       kinds: for every input position its kind ("parameter", "optimizer", ...).
       values, reads: the layout row of every value where it is made, and of every operand as it is read; values
         without a row are made where they are used and take no memory, unless they are results: outputs has their
@@ -103,7 +105,8 @@ def simulate_memory(
     inputs = {value: position for position, value in enumerate(graph.inputs)}
 
     known: dict[tuple[tuple[int, ...], float, bytes, Tiling], int] = {}
-    rows = tiled_in_rows(graph) if platform == "tpu" else {}
+    if rows is None:
+        rows = tiled_in_rows(graph) if platform == "tpu" else {}
     tilings: dict[int, Tiling] = {**(images or {}), **rows}
 
     def local(value: int, row: np.ndarray) -> int:

@@ -41,7 +41,7 @@ def step_memory(
         graph, axes, crossing.stored, kinds, values, reads,
         inside=crossing.inside, second_stacks=crossing.second_stacks, fills=crossing.fills, times=times,
         op_scratch=scratch,
-        images=crossing.images, over=crossing.over, waited=waited, outputs=outputs,
+        images=crossing.images, rows=crossing.rows, over=crossing.over, waited=waited, outputs=outputs,
         copied_images=crossing.copied_images, tables=crossing.tables,
         platform=model.profile.kind, whole_sums=model.whole_sums,
         lives=crossing.lives if times is crossing.times else None,

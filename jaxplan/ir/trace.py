@@ -99,7 +99,7 @@ def trace(
     if platform is not None:
         jaxpr = seen_into(jaxpr, ruled, platform)
     jaxpr = products_as_wanted(jaxpr)
-    static = {n % len(args) for n in static_argnums} if args else set()
+    static = positions_of(static_argnums, len(args))
     dynamic_args = tuple(a for i, a in enumerate(args) if i not in static)
     dynamic_kwargs = {k: v for k, v in sorted(kwargs.items()) if k not in static_argnames}
     names = _argument_names(fn, len(args))
@@ -130,6 +130,11 @@ def trace(
         graph=graph,
         fingerprint=fingerprint(jaxpr, consts, inputs, outputs),
     )
+
+
+def positions_of(argnums: Sequence[int], count: int) -> set[int]:
+    """The arguments by position, of `count`, that numbers as `jax.jit` takes them mean; the others come by keyword."""
+    return {n % count for n in argnums if -count <= n < count}
 
 
 def _staged(jitted: Any, args: Sequence[Any], kwargs: Mapping[str, Any], axes: Axes | None) -> Any:
@@ -208,7 +213,7 @@ def _leaf(path: str, aval: Any) -> Leaf:
 def _donated(
     dynamic_args: Sequence[Any], positions: list[int], donate: Sequence[int], count: int
 ) -> frozenset[int]:
-    chosen = {n % count for n in donate if -count <= n < count}
+    chosen = positions_of(donate, count)
     donated: set[int] = set()
     offset = 0
     for position, argument in zip(positions, dynamic_args, strict=True):

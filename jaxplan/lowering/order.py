@@ -116,10 +116,11 @@ def _majors(row: np.ndarray, other: np.ndarray, dims: Sequence[int]) -> _Majors:
     exchanged while they are smallest, before axes are gathered and after they are scattered, and from the minor end.
     """
     found: _Majors = []
+    placed = {axis for axis, place in enumerate(other.tolist()) if place >= 0}
     for d in dims:
-        cut, elsewhere = frozenset(_cut(row, d)), {a for a, place in enumerate(other.tolist()) if place >= 0}
+        cut = frozenset(_cut(row, d))
         stays = cut & frozenset(_cut(other, d))
-        majors = dict.fromkeys((stays, cut - (elsewhere - stays)))
+        majors = dict.fromkeys((stays, stays | (cut - placed)))
         found += [(d, axes) for axes in majors if axes and axes != cut]
     return found
 

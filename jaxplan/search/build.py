@@ -259,12 +259,13 @@ class _Builder:
         if self.source[value] or value not in self.values:
             return
         copy, inside = self.copies.get(value), self.copies_inside.get(value)
-        behind = self.copies_behind.get((value, self.sharing.region(value, op.index)))
+        region = self.sharing.region(value, op.index)
+        behind = self.copies_behind.get((value, region))
         if value in self.held and op.index in self.sharing.along(value):
             made, can_tie = self.held[value], self.sharing.follows(value)
         elif copy is not None and self.sharing.shares(value, op.index):
             made, can_tie = copy, not self.sharing.follows(value)
-        elif behind is not None and op.index in self.sharing.behind(value)[self.sharing.region(value, op.index)]:
+        elif behind is not None and op.index in self.sharing.behind(value)[region]:
             made, can_tie = behind, not self.sharing.follows(value)
         elif inside is not None and self.sharing.shares_inside(value, op.index):
             made, can_tie = inside, True
