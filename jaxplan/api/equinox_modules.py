@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from ..errors import ArgumentError
+from .returned import Returned
 
 
 def kind() -> type | None:
@@ -80,16 +81,16 @@ class Function:
     def __init__(self, fn: Callable[..., Any], form: Form, args: tuple[Any, ...]) -> None:
         functools.update_wrapper(self, fn)
         self._fn, self._form = fn, form
-        self._returned: Form | None = None
+        self._returned = Returned()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self._returned, arrays = apart(self._fn(*self._form.together(args), **kwargs))
+        returned, arrays = apart(self._fn(*self._form.together(args), **kwargs))
+        self._returned.note((args, kwargs), returned)
         return arrays
 
-    def finished(self, form: Form, args: Sequence[Any], result: Any) -> Any:
+    def finished(self, form: Form, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
         """What the step returns, its modules whole."""
-        assert self._returned is not None
-        return self._returned.together(result)
+        return self._returned.of((args, kwargs)).together(result)
 
 
 def _is_fixed(leaf: Any, within: bool) -> bool:

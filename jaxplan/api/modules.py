@@ -96,7 +96,7 @@ class ModuleSteps:
                 else:
                     if fn is call.fn:
                         self._known[key] = fn, step
-                    return fn.finished(call.form, call.args, result) if put_back else result
+                    return fn.finished(call.form, call.args, call.kwargs, result) if put_back else result
         return use(otherwise, args, kwargs)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 
 from .arguments import holds
+from .returned import Returned
 
 _TAG = "jaxplan"
 
@@ -99,7 +100,7 @@ class Function:
         functools.update_wrapper(self, fn)
         self._fn, self._form = fn, form
         self._changing = [i for i, argument in enumerate(args) if holds(argument, _nnx().Pytree)]
-        self._structure_after: Any = None
+        self._structure_after = Returned()
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Raises NothingChanged where the step leaves its modules as they are."""
@@ -110,15 +111,15 @@ class Function:
         if not changed:
             raise NothingChanged
         after, states = apart(given)
-        self._structure_after = after.structure
+        self._structure_after.note((args, kwargs), after.structure)
         return (*(_in_form_of(args[i], states[i]) for i in self._changing), returned)
 
-    def finished(self, form: Form, args: Sequence[Any], result: Sequence[Any]) -> Any:
+    def finished(self, form: Form, args: tuple[Any, ...], kwargs: dict[str, Any], result: Sequence[Any]) -> Any:
         """What the step returned; the modules that `form` is of are the caller's and updated."""
         after = list(args)
         for position, argument in zip(self._changing, result, strict=False):
             after[position] = argument
-        form.together(tuple(after), self._structure_after, inside=False)
+        form.together(tuple(after), self._structure_after.of((args, kwargs)), inside=False)
         return result[-1]
 
 

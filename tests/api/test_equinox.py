@@ -102,6 +102,34 @@ def test_what_else_takes_a_step_takes_modules(mesh_4x2: Mesh) -> None:
     assert jaxplan.frontier(train, mesh, *shapes, hardware="tpu-v5e").points
 
 
+class Rows(eqx.Module):
+    """What it knows of its rows is no array."""
+
+    values: Any
+    count: int = eqx.field(static=True)
+
+
+@pytest.mark.parametrize("by_keyword", [False, True])
+def test_what_is_returned_may_depend_on_shapes(by_keyword: bool, mesh_4x2: Mesh) -> None:
+    def embed(net: Net, x: Any) -> Any:
+        made = jax.vmap(net.mlp)(x)
+        return Rows(made.sum(0), len(x)), "many" if len(x) > 8 else "few"
+
+    step, net = sharded(mesh_4x2, embed), build()
+    for rows in (X, X[:8], X, X[:8]):
+        made, word = step(net, x=rows) if by_keyword else step(net, rows)
+        assert (made.count, word) == (len(rows), "many" if len(rows) > 8 else "few")
+        np.testing.assert_allclose(made.values, embed(net, rows)[0].values, rtol=1e-4)
+
+
+def test_what_is_returned_may_depend_on_static_arguments(mesh_4x2: Mesh) -> None:
+    def embed(net: Net, x: Any, count: int) -> Any:
+        return Rows(jax.vmap(net.mlp)(x).sum(0), count)
+
+    step = sharded(mesh_4x2, embed, static_argnums=2)
+    assert [step(build(), X, count).count for count in (1, 2, 1)] == [1, 2, 1]
+
+
 def test_what_can_neither_be_traced_nor_hashed_is_named(mesh_4x2: Mesh) -> None:
     class Odd(eqx.Module):
         weight: Any

@@ -185,6 +185,22 @@ def test_state_that_comes_back_in_another_type_is_named(mesh_4x2: Mesh) -> None:
         sharded(mesh_4x2, drift)(build()[0], X)
 
 
+def test_what_modules_become_may_depend_on_shapes(mesh_4x2: Mesh) -> None:
+    class Seen(nnx.Module):
+        def __init__(self) -> None:
+            self.total, self.rows = nnx.Variable(jnp.zeros(())), 0
+
+    def look(seen: Seen, x: Any) -> Any:
+        seen.total[...] += x.sum()
+        seen.rows = len(x)
+
+    step = sharded(mesh_4x2, look)
+    for rows in (X, X[:8], X):
+        seen = Seen()
+        step(seen, rows)
+        assert seen.rows == len(rows) and float(seen.total[...]) == pytest.approx(rows.sum(), rel=1e-4)
+
+
 def test_what_else_takes_a_step_takes_modules(mesh_4x2: Mesh) -> None:
     arguments = (*build(), nnx.metrics.Average(), X, LABELS)
     verification = jaxplan.verify(sharded(mesh_4x2), *arguments, numerics=True)
