@@ -1,4 +1,4 @@
-"""What the arguments of a step say about their own shardings: Flax's boxes, NNX metadata, placed arrays.
+"""What a step says about its own shardings: Flax's boxes, NNX metadata, placed arrays, those of its own `jax.jit`.
 
 Flax is asked through its public getters, and only where it is imported already: no argument can be a box of a library
 that is not.
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ..ir import spec_on
+from ..ir import Stated, Traced, spec_on
 from ..plans import AxisRule, Names, dims_by_rules
 from ..sharding import MeshAxes
 
@@ -36,7 +36,41 @@ class Said:
     names: Names = ()
 
 
-def annotations_of(arguments: Any, axes: MeshAxes, rules: Sequence[AxisRule]) -> dict[int, Said]:
+@dataclass(frozen=True, kw_only=True)
+class Annotations:
+    """What is said of arguments and of results that are no state, by position; state keeps one sharding."""
+
+    inputs: Mapping[int, Said] = field(default_factory=dict)
+    outputs: Mapping[int, Said] = field(default_factory=dict)
+
+
+def annotations_of(
+    traced: Traced, arguments: Any, axes: MeshAxes, rules: Sequence[AxisRule]
+) -> Annotations:
+    """What the arguments say, and before them the step's own `jax.jit`; `rules`: see `of_arguments`."""
+    inputs = {**of_arguments(arguments, axes, rules), **_of_jit(traced.stated_inputs, axes)}
+    outputs = _of_jit(traced.stated_outputs, axes)
+    for i, o in traced.graph.aliases:
+        said = outputs.pop(o, None)
+        if said is None:
+            continue
+        if i not in traced.stated_inputs:
+            inputs[i] = said
+        elif inputs[i].spec != said.spec and not inputs[i].fault:
+            fault = f"{inputs[i].spec} going in and {said.spec} coming out: state keeps one sharding"
+            inputs[i] = replace(inputs[i], fault=said.fault or fault)
+    return Annotations(inputs=inputs, outputs=outputs)
+
+
+def _of_jit(stated: Mapping[int, Stated], axes: MeshAxes) -> dict[int, Said]:
+    found = {position: (one, *spec_on(one.sharding, axes)) for position, one in stated.items()}
+    return {
+        position: Said(spec=spec, by=f"`{one.jitted}`'s own jax.jit", fault=fault)
+        for position, (one, spec, fault) in found.items()
+    }
+
+
+def of_arguments(arguments: Any, axes: MeshAxes, rules: Sequence[AxisRule]) -> dict[int, Said]:
     """By position among the leaves of `arguments`, what those that say something say.
 
     A box speaks before the array in it.  A spec without entries says nothing, nor does an array that is not cut: under
@@ -139,14 +173,15 @@ def unruled(said: Mapping[int, Said]) -> tuple[str, ...]:
     )
 
 
-def summary(heeded: Mapping[int, Said], annotations: str) -> tuple[str, ...]:
+def summary(arguments: Sequence[Said], results: Sequence[Said], annotations: str) -> tuple[str, ...]:
     """A line for the plan's assumptions: what of it is heeded, and who said it."""
-    if not heeded:
+    if not arguments and not results:
         return ()
     sources: dict[str, int] = {}
-    for one in heeded.values():
+    for one in (*arguments, *results):
         sources[one.by] = sources.get(one.by, 0) + 1
     who = ", ".join(f"{count} by {by}" for by, count in sorted(sources.items()))
     what = "pinned as they say" if annotations == "pin" else "as they say, where the search started"
-    count = f"{len(heeded)} argument{'s' if len(heeded) > 1 else ''}"
-    return (f"{count} {what} ({who}; options.annotations={annotations!r})",)
+    counts = [(len(arguments), "argument"), (len(results), "result")]
+    heeded = " and ".join(f"{count} {word}{'s' if count > 1 else ''}" for count, word in counts if count)
+    return (f"{heeded} {what} ({who}; options.annotations={annotations!r})",)

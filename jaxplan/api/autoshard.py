@@ -18,7 +18,7 @@ from ..plans import Plan
 from ..search import Allowed, StrategyProblem, start_solver
 from ..sharding import MeshAxes, registered
 from ..units import parse_bytes
-from .annotations import Said, annotations_of
+from .annotations import Annotations, annotations_of
 from .arguments import as_auto_mesh_in_force, collector_paused, outside_any_mesh, shape_of
 from .candidates import Pipeline
 from .devices import AUTO, Devices, devices_of
@@ -120,17 +120,20 @@ class ShardedStep:
         donate = [i for i, n in enumerate(n for n in range(len(args)) if n not in positions) if n in donated]
         call = _Call(
             traced=lambda target: self._traced(args, kwargs, ambient, target),
-            said=lambda axes: annotations_of((dynamic, dynamic_kwargs), axes, self._options.axis_rules),
+            said=lambda traced, axes: annotations_of(
+                traced, (dynamic, dynamic_kwargs), axes, self._options.axis_rules
+            ),
         )
         if isinstance(self._place, Devices) and self._options.plan is not None:
             self._place = self._place.target(self._options.plan.axes)
         if isinstance(self._place, Devices):
             plan, traced, self._place = plan_on_devices(
-                self._place, call, self._budget, self._constraints, self._options, self._settings({})
+                self._place, call, self._budget, self._constraints, self._options, self._settings(None)
             )
             return Variant(traced, plan, self._place, donate, bool(dynamic_kwargs))
         target = self._place
-        traced, said = call.traced(target), call.said(target.axes)
+        traced = call.traced(target)
+        said = call.said(traced, target.axes)
         for variant in (v for step in self._siblings for v in step._variants.values()):
             known = variant.traced
             trees = (known.in_tree, known.out_tree) == (traced.in_tree, traced.out_tree)
@@ -167,14 +170,14 @@ class ShardedStep:
                 platform=target.platform,
             )  # fmt: skip
 
-    def _settings(self, said: Mapping[int, Said]) -> dict[str, str]:
+    def _settings(self, said: Annotations | None) -> dict[str, str]:
         """What a plan depends on besides the program, in words that are the same in every process."""
         options = dataclasses.replace(self._options, plan=None, progress=None)
         return {
             "memory budget": f"{self._budget} bytes",
             "constraints": str(dict(self._constraints or {})),
             "options": repr(options),
-            "annotations": str(sorted(said.items())) if said else "none",
+            "annotations": str([sorted(said.inputs.items()), sorted(said.outputs.items())] if said else []),
             "given plan": plan_digest(self._options.plan) if self._options.plan is not None else "none",
         }
 
@@ -286,7 +289,7 @@ class _Call:
     """The program and the annotations of one call, for whatever mesh."""
 
     traced: Callable[[Target], Traced]
-    said: Callable[[MeshAxes], Mapping[int, Said]]
+    said: Callable[[Traced, MeshAxes], Annotations]
 
 
 def budget_of(place: Target | Devices, memory_budget: int | str | None) -> int:

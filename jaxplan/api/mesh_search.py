@@ -17,7 +17,7 @@ from ..plans import Plan
 from ..search import least_peak
 from ..sharding import MeshAxes
 from ..units import format_bytes, format_seconds
-from .annotations import Said
+from .annotations import Annotations
 from .devices import Devices
 from .found import Found
 from .meshes import Target
@@ -46,8 +46,8 @@ class Step(Protocol):
         """The step's program."""
         ...
 
-    def said(self, axes: MeshAxes, /) -> Mapping[int, Said]:
-        """By input position, what the arguments say of their own shardings."""
+    def said(self, traced: Traced, axes: MeshAxes, /) -> Annotations:
+        """What the step and its arguments say of their own shardings."""
         ...
 
 
@@ -141,7 +141,7 @@ class MeshSearch:
             return MeshTrial(target=target, fault=_over(held), least_bytes=held)
         self.say(f"looking at mesh ({mesh})")
         ready = prepared(
-            traced, target, self.budget_bytes, self.constraints, self._rough, self.step.said(target.axes)
+            traced, target, self.budget_bytes, self.constraints, self._rough, self.step.said(traced, target.axes)
         )
         pipeline, pins = ready.pipeline, ready.pins
         if self.options.search in TEMPLATES:
@@ -169,10 +169,9 @@ class MeshSearch:
         """
         ready = trial.ready
         if ready is None:
-            ready = prepared(
-                self.traced(trial.target), trial.target, self.budget_bytes, self.constraints, self.options,
-                self.step.said(trial.target.axes),
-            )  # fmt: skip
+            traced, target = self.traced(trial.target), trial.target
+            said = self.step.said(traced, target.axes)
+            ready = prepared(traced, target, self.budget_bytes, self.constraints, self.options, said)
         return plan_prepared(replace(ready, pipeline=ready.pipeline.under(self.options)), trial.found)
 
 

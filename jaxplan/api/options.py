@@ -45,7 +45,8 @@ class Options:
       max_strategies: of one operation; see `search.build`. Where it strikes (four axes and more), nothing is proved.
       seed: of the search.
       annotations: what becomes of the shardings that the program brings along: Flax's boxes and NNX metadata among the
-        arguments, arrays and ShapeDtypeStructs that are cut by a NamedSharding, `with_sharding_constraint` inside.
+        arguments, arrays and ShapeDtypeStructs that are cut by a NamedSharding, `with_sharding_constraint` inside, the
+        shardings that the step's own `jax.jit` states of its arguments and results (before what arguments say).
         "pin" (default) honours them, as `jax.jit` does: who wrote one meant it, and an array stays where it is.
         "start" lets the search begin with those of the arguments, so that its plan is never worse by the model, and
         decide everything again.  "ignore" leaves them out.  `constraints` always win.

@@ -16,7 +16,7 @@ from ..lowering import Key
 from ..plans import matches
 from ..search import Allowed
 from ..sharding import MeshAxes, all_places
-from .annotations import Said
+from .annotations import Annotations
 
 Constraints = Mapping[str, Any]
 
@@ -92,43 +92,45 @@ def pins_of(
 def annotated_pins(
     traced: Traced,
     axes: MeshAxes,
-    said: Mapping[int, Said],
+    said: Annotations,
     input_pins: Mapping[int, Allowed],
     output_pins: Mapping[int, Allowed],
     *,
     strict: bool,
-) -> tuple[dict[int, Allowed], dict[Key, tuple[int, ...]]]:
-    """Masks and orders of the arguments that say themselves how they lie, where no constraint speaks of them.
+) -> tuple[dict[int, Allowed], dict[int, Allowed], dict[Key, tuple[int, ...]]]:
+    """Masks and orders of the arguments and results that say themselves how they lie, unless constraints speak of them.
 
     Raises:
       ConstraintError: `strict`, and an annotation can't be met; all offenders at once.  Else they are left out.
     """
     asked = set(input_pins) | {i for i, o in traced.graph.aliases if o in output_pins}
-    pins: dict[int, Allowed] = {}
+    pins: tuple[dict[int, Allowed], dict[int, Allowed]] = ({}, {})
     orders: dict[Key, tuple[int, ...]] = {}
     faults = []
-    for position, one in sorted(said.items()):
-        if position in asked or one.spec is None:
-            continue
-        leaf = traced.inputs[position]
-        fault, allowed = _mask(one.by, one.spec, leaf, axes)
-        if one.fault:
-            fault = f"{leaf.path}: {one.fault}"
-        if fault:
-            faults.append(f"{fault} (so says {one.by})")
-            continue
-        pins[position] = allowed
-        where = ("value", traced.graph.inputs[position])
-        orders |= {(*where, 0, d): order for d, order in _said_orders(one.spec, axes).items()}
+    ends = ((pins[0], said.inputs, traced.inputs, asked), (pins[1], said.outputs, traced.outputs, set(output_pins)))
+    for found, spoken, leaves, known in ends:
+        for position, one in sorted(spoken.items()):
+            if position in known or one.spec is None:
+                continue
+            leaf = leaves[position]
+            fault, allowed = _mask(one.by, one.spec, leaf, axes)
+            if one.fault:
+                fault = f"{leaf.path}: {one.fault}"
+            if fault:
+                faults.append(f"{fault} (so says {one.by})")
+                continue
+            found[position] = allowed
+            where = ("value", traced.graph.inputs[position]) if found is pins[0] else ("output", position)
+            orders |= {(*where, 0, d): order for d, order in _said_orders(one.spec, axes).items()}
     if faults and strict:
         raise ConstraintError(
-            "what arguments say of their own shardings can't be met:\n  "
+            "what the step or its arguments say of their own shardings can't be met:\n  "
             + "\n  ".join(faults[:_SHOWN])
             + (f"\n  and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else "")
             + "\nChange it, overrule it with `constraints`, or leave it to the planner: options="
             '{"annotations": "start"} or "ignore"'
         )
-    return pins, orders
+    return *pins, orders
 
 
 def stated_orders(graph: Graph, axes: MeshAxes) -> dict[Key, tuple[int, ...]]:

@@ -11,7 +11,7 @@ from ..errors import ArgumentError, InfeasibleError
 from ..ir import Traced
 from ..plans import Plan
 from ..search import Allowed, Evaluator
-from .annotations import Said, summary, unruled
+from .annotations import Annotations, summary, unruled
 from .candidates import Pipeline
 from .found import Candidate, Found, Nothing
 from .infeasible import explain_infeasible
@@ -33,12 +33,12 @@ def make_plan(
     budget_bytes: int,
     constraints: Mapping[str, Any] | None,
     options: Options,
-    said: Mapping[int, Said] | None = None,
+    said: Annotations | None = None,
 ) -> Plan:
     """Plan a traced step on a target.
 
     Args:
-      said: by input position, what arguments say of their own shardings.
+      said: what the step and its arguments say of their own shardings.
 
     Raises:
       ConstraintError: see `pins.pins_of` and `pins.annotated_pins`.  InfeasibleError: nothing fits `budget_bytes`.
@@ -86,15 +86,18 @@ def plan_prepared(ready: Prepared, hint: Found | None = None) -> Plan:
     if isinstance(outcome, Found):
         best = bounded_by(best, outcome)
     plan = finished_plan(pipeline, best, times, time.perf_counter() - started)
-    heeded = {} if options.annotations == "ignore" else ready.said
-    pinned = {position: heeded[position] for position in ready.annotated}
+    heeded = Annotations() if options.annotations == "ignore" else ready.said
+    pinned = (
+        [heeded.inputs[position] for position in ready.annotated],
+        [heeded.outputs[position] for position in ready.annotated_outputs],
+    )
     return replace(
         plan,
-        assumptions=(*plan.assumptions, *summary(pinned, options.annotations), *tried),
-        warnings=(*plan.warnings, *unruled(heeded)),
+        assumptions=(*plan.assumptions, *summary(*pinned, options.annotations), *tried),
+        warnings=(*plan.warnings, *unruled(heeded.inputs)),
         logical_axes={
             traced.inputs[position].path: tuple(name or "" for name in one.names)
-            for position, one in ready.said.items()
+            for position, one in ready.said.inputs.items()
             if one.names
         },
     )

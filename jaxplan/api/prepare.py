@@ -12,7 +12,7 @@ from .._jax import jit_settings
 from ..ir import Traced, trace
 from ..search import Allowed, start_solver
 from ..sharding import MeshAxes, registered
-from .annotations import Said, annotations_of
+from .annotations import Annotations, annotations_of
 from .arguments import as_auto_mesh_in_force, collector_paused, outside_any_mesh, shape_of
 from .candidates import Pipeline
 from .meshes import Target, model_of
@@ -28,14 +28,16 @@ class Prepared:
     Attributes:
       pins: by input position, what constraints and honoured annotations leave of the layouts.
       start_pins: the same with all annotations; where they only say where the search begins, they are more than `pins`.
-      annotated: input positions that annotations speak of; said: what the arguments say, heeded or not.
+      annotated, annotated_outputs: positions of inputs and of results that annotations speak of.
+      said: what the step and its arguments say, heeded or not.
     """
 
     pipeline: Pipeline
     pins: Mapping[int, Allowed]
     start_pins: Mapping[int, Allowed]
     annotated: tuple[int, ...]
-    said: Mapping[int, Said]
+    annotated_outputs: tuple[int, ...]
+    said: Annotations
 
 
 def prepared(
@@ -44,23 +46,27 @@ def prepared(
     budget_bytes: int,
     constraints: Mapping[str, Any] | None,
     options: Options,
-    said: Mapping[int, Said] | None = None,
+    said: Annotations | None = None,
 ) -> Prepared:
     """A traced step on a target.
 
     Args:
-      said: by input position, what arguments say of their own shardings.
+      said: what the step and its arguments say of their own shardings.
 
     Raises:
       ConstraintError: see `pins.pins_of` and `pins.annotated_pins`.
       RuleError: `options.strict` and a primitive without a rule.
     """
     pins, output_pins, said_orders = pins_of(traced, target.axes, constraints)
-    said = said or {}
-    heeded = {} if options.annotations == "ignore" else said
-    annotated, orders = annotated_pins(
+    said = said or Annotations()
+    heeded = Annotations() if options.annotations == "ignore" else said
+    annotated, annotated_outputs, orders = annotated_pins(
         traced, target.axes, heeded, pins, output_pins, strict=options.annotations == "pin"
     )
+    if options.annotations == "pin":
+        output_pins = {**annotated_outputs, **output_pins}
+    else:  # a search begins from arguments; results follow
+        annotated_outputs = {}
     said_orders = {**stated_orders(traced.graph, target.axes), **orders, **said_orders}
     start_pins = {**annotated, **pins}
     pipeline = Pipeline(
@@ -68,7 +74,7 @@ def prepared(
     )
     return Prepared(
         pipeline=pipeline, pins=start_pins if options.annotations == "pin" else pins, start_pins=start_pins,
-        annotated=tuple(annotated), said=said,
+        annotated=tuple(annotated), annotated_outputs=tuple(annotated_outputs), said=said,
     )  # fmt: skip
 
 
@@ -94,9 +100,9 @@ class StepOfShapes:
                 platform=target.platform,
             )  # fmt: skip
 
-    def said(self, axes: MeshAxes) -> dict[int, Said]:
-        """By input position, what the arguments say of their own shardings."""
-        return annotations_of((self.shapes, {}), axes, self.options.axis_rules)
+    def said(self, traced: Traced, axes: MeshAxes) -> Annotations:
+        """What the step, traced, and its arguments say of their own shardings."""
+        return annotations_of(traced, (self.shapes, {}), axes, self.options.axis_rules)
 
 
 def step_of_shapes(

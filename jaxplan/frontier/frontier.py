@@ -72,7 +72,7 @@ def frontier(
     target = target_of(mesh, hardware)
     step = step_of_shapes(train_step, shapes, donate_argnums, chosen)
     traced, memory_bytes = step.traced(target), target.profile.usable_bytes
-    ready = prepared(traced, target, memory_bytes, constraints, chosen, step.said(target.axes))
+    ready = prepared(traced, target, memory_bytes, constraints, chosen, step.said(traced, target.axes))
     pipeline = ready.pipeline
     space = pipeline.space(ready.pins)
     found, method = _searched(space, chosen, eps=eps, time_limit_s=time_limit_s, say=pipeline.say)

@@ -50,6 +50,13 @@ class Call(NamedTuple):
     positions: tuple[int, ...]
 
 
+class Stated(NamedTuple):
+    """A sharding that the `jax.jit` of the function `jitted` states."""
+
+    sharding: NamedSharding
+    jitted: str
+
+
 def call_of(eqn: Any) -> Call | None:
     """What an equation calls, when it does nothing else; None when it is an operation, a loop or a branch."""
     name, params, everything = eqn.primitive.name, eqn.params, tuple(range(len(eqn.invars)))
@@ -85,6 +92,7 @@ class Flattener:
         self.barriers: list[tuple[int, ...]] = []
         self.constants: list[int] = []
         self.assumptions: list[str] = []
+        self.stated: dict[int, Stated] = {}  # by value, at the ends of jitted functions
         self.while_trips = while_trips
         self._literals: dict[tuple[Any, ...], int] = {}
         self._elements: dict[Any, tuple[str, float]] = {}
@@ -190,15 +198,10 @@ class Flattener:
             self._equation(eqn, position, env, frame, trips)
         return [self.read(env, atom) for atom in jaxpr.outvars]
 
-    def _leave_shardings(self, params: Mapping[str, Any]) -> None:
-        said = [*params.get("in_shardings", ()), *params.get("out_shardings", ())]
-        if any(isinstance(sharding, NamedSharding) for sharding in said):
-            told = (
-                f"the shardings of `{params['name']}`'s own jax.jit are decided anew: say them as constraints, or to "
-                "jaxplan.audit"
-            )
-            if told not in self.assumptions:
-                self.assumptions.append(told)
+    def _note_shardings(self, params: Mapping[str, Any], side: str, values: Sequence[int]) -> None:
+        for value, sharding in zip(values, params.get(side, ()), strict=False):
+            if isinstance(sharding, NamedSharding):
+                self.stated.setdefault(value, Stated(sharding, params["name"]))
 
     def _equation(
         self, eqn: Any, position: int, env: dict[Any, int], frame: tuple[int, ...], trips: float
@@ -208,11 +211,12 @@ class Flattener:
         operands = [self.read(env, atom) for atom in eqn.invars]
         called = call_of(eqn)
         if called is not None:
-            self._leave_shardings(eqn.params)
+            self._note_shardings(eqn.params, "in_shardings", operands)
             arguments = [operands[i] for i in called.positions]
             if eqn.params.get("differentiated") and np.any(eqn.params.get("prevent_cse", False)):
                 self.barriers.append((*frame, position))
             results = self.walk(called.jaxpr, called.consts, arguments, (*frame, position), trips)
+            self._note_shardings(eqn.params, "out_shardings", results)
         elif name == "scan":
             results = self._scan(eqn, position, operands, frame, trips)
         elif name == "while":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ import jax
 from .._jax import as_closed
 from ..errors import TraceError
 from .fingerprint import fingerprint
-from .flatten import Flattener
+from .flatten import Flattener, Stated
 from .foreign_mesh import Axes, auto_mesh_of, restated
 from .graph import Graph
 from .live_ops import live_ops
@@ -39,6 +39,7 @@ class Traced:
       in_tree: treedef of `(dynamic args, dynamic kwargs)`; out_tree: of the result.
       inputs, outputs: the leaves in order.
       graph: the planner's flat view.
+      stated_inputs, stated_outputs: by position, the shardings that a `jax.jit` in the step, or around it, states.
       fingerprint: a digest of program, constants and trees; equal for equal programs in any process of the
         same jax version.
     """
@@ -51,6 +52,8 @@ class Traced:
     inputs: tuple[Leaf, ...]
     outputs: tuple[Leaf, ...]
     graph: Graph
+    stated_inputs: Mapping[int, Stated]
+    stated_outputs: Mapping[int, Stated]
     fingerprint: str
 
 
@@ -127,7 +130,9 @@ def trace(
         out_tree=jax.tree.structure(out_info),
         inputs=inputs,
         outputs=outputs,
-        graph=graph,
+        graph=_told(graph, flattener.stated),
+        stated_inputs={i: flattener.stated[v] for i, v in enumerate(graph.inputs) if v in flattener.stated},
+        stated_outputs={o: flattener.stated[v] for o, v in enumerate(graph.outputs) if v in flattener.stated},
         fingerprint=fingerprint(jaxpr, consts, inputs, outputs),
     )
 
@@ -178,6 +183,18 @@ def _flatten(
     )
     graph.verify()
     return graph
+
+
+def _told(graph: Graph, stated: Mapping[int, Stated]) -> Graph:
+    """The graph, with a word on shardings stated within it, by a `jax.jit` of a part."""
+    ends = {*graph.inputs, *graph.outputs}
+    parts = dict.fromkeys(one.jitted for value, one in stated.items() if value not in ends)
+    left = (
+        f"the shardings that `{part}`'s own jax.jit states within the step are decided anew: say them as "
+        "with_sharding_constraint"
+        for part in parts
+    )
+    return replace(graph, assumptions=(*graph.assumptions, *left)) if parts else graph
 
 
 def _argument_names(fn: Callable[..., Any], count: int) -> list[str]:
