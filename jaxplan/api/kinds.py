@@ -21,12 +21,17 @@ def input_kinds(graph: Graph, rules: Sequence[Rule]) -> tuple[str, ...]:
 
     State comes back as a result.  A parameter is floating-point state that reaches a matrix product and, where the step
     returns more than state (a loss), reaches that too: momentum that is orthogonalised or projected meets matrix
-    products, but no loss depends on it.  What only reaches the next state (moments, averages) is optimizer state.
+    products, but no loss depends on it.  What only reaches the next state (moments, averages) is optimizer state, also
+    where the next state is that of the next iteration of a loop of updates.
 
-    A step that only reads its parameters (it predicts, it generates) has a batch dimension, the first one, in every
-    product's result: inputs of numbers that meet products and don't have it are parameters, what has it and comes
-    back (a cache) is state.  A gradient is a product that sums this dimension away: what a step with gradients only
-    reads and what has it in no product (frozen weights, a reference model) are parameters too.
+    What has a batch of its own and comes back (a cache, environments that a policy acts in) is state, no parameter: its
+    batch is the first dimension of every product that it goes through beside something without it.
+
+    A step that only reads its parameters (it predicts, it generates) has one such dimension in every product's result:
+    inputs of numbers that meet products and don't have it are parameters.  A gradient is a product that sums this
+    dimension away: what a step with gradients only reads and what has it in no product (frozen weights, a reference
+    model) are parameters too.  Indices that a step only reads are data: where they don't have this dimension (edges of
+    a graph, bags of rows), what shares one with them is batch as they are.
     """
     to_products = _reaching(graph, (), [rule.matmul for rule in rules])
     nowhere = [False] * len(graph.ops)
@@ -40,15 +45,20 @@ def input_kinds(graph: Graph, rules: Sequence[Rule]) -> tuple[str, ...]:
         _is_number(graph.values[value]) and reaches[value] and position not in comes_back
         for position, value in enumerate(graph.inputs)
     ]
-    dims = _Dims(graph, rules) if any(weights) else None
-    batched = dims.batched() if dims else set()
-    fed = batched or (dims.batched(summed_too=True) if dims else set())
+    carried = [i in comes_back and reaches[v] and "float" in graph.values[v].dtype for i, v in enumerate(graph.inputs)]
+    dims = _Dims(graph, rules) if any(weights) or any(carried) else None
+    batch = (dims.batches() or dims.batches(summed_too=True)) if dims else set()
+    own = dims.having(dims.batches_of_their_own(batch)) if dims else set()
+    fed = dims.having(batch) if dims else set()
+    if dims and fed:
+        read = (v for i, v in enumerate(graph.inputs) if i not in comes_back and v not in fed)
+        fed |= dims.beside([v for v in read if "int" in graph.values[v].dtype and not _is_number(graph.values[v])])
     kinds = []
     for position, value in enumerate(graph.inputs):
         tensor = graph.values[value]
         if position not in comes_back:
             kinds.append("parameter" if weights[position] and fed and value not in fed else "batch")
-        elif "float" not in tensor.dtype or (reaches[value] and value in batched):
+        elif "float" not in tensor.dtype or (reaches[value] and value in own):
             kinds.append("state")
         else:
             kinds.append("parameter" if reaches[value] else "optimizer")
@@ -72,8 +82,10 @@ class _Dims:
         for tensor in graph.values:
             first.append(first[-1] + len(tensor.shape))
         joined = self._joined = Disjoint(first[-1])
-        self._summed: list[tuple[int, float]] = []
+        self._summed: list[tuple[tuple[int, ...], float]] = []
         self._kept: list[tuple[int, float]] = []
+        # kept, and in one operand alone: whether it is the result's first, and what the product sums
+        self._alone: list[tuple[int, bool, tuple[int, ...], float]] = []
         for op, rule in zip(graph.ops, rules, strict=True):
             met: dict[int, int] = {}
             for values, sides in ((op.operands, rule.operands), (op.results, rule.results)):
@@ -91,40 +103,78 @@ class _Dims:
                 flops = rule.flops * op.trips
                 if graph.values[op.results[0]].shape:
                     self._kept.append((first[op.results[0]], flops))
-                self._summed += [(met[factor], flops) for factor in rule.reduction if factor in met]
+                summed = tuple(met[factor] for factor in sorted(rule.reduction) if factor in met)
+                self._summed.append((summed, flops))
+                for dim, names in enumerate(rule.results[0]):
+                    if names and sum(any(names[0] in d for d in side) for side in rule.operands) == 1:
+                        self._alone.append((met[names[0]], dim == 0, summed, flops))
 
-    def batched(self, *, summed_too: bool = False) -> set[int]:
-        """The inputs with a dimension that is the first of every product's result and that none sums away.
+    def batches(self, *, summed_too: bool = False) -> set[int]:
+        """The dimensions that are the first of every product's result and that none sums away.
 
         With `summed_too`, the dimension that is most often the first of a product's result or what it sums away.
 
         Empty where there is none, and where a single product can't tell the batch from its weights.
         """
-        joined, first = self._joined, self._first
+        find = self._joined.find
         share: dict[int, float] = {}
         for dim, flops in self._kept:
-            share[joined.find(dim)] = share.get(joined.find(dim), 0.0) + flops
-        for dim, flops in self._summed:
-            if joined.find(dim) in share:
-                share[joined.find(dim)] += flops if summed_too else -flops
+            share[find(dim)] = share.get(find(dim), 0.0) + flops
+        for dims, flops in self._summed:
+            for dim in dims:
+                if find(dim) in share:
+                    share[find(dim)] += flops if summed_too else -flops
         whole = sum(flops for _, flops in self._kept)
         enough = max(MOST * whole, *share.values()) if summed_too and share else EVERY * whole
-        every = {group for group, flops in share.items() if flops >= enough and len(self._kept) > 1}
-        if not every:
-            return set()
-        return {v for v in self._inputs if any(joined.find(dim) in every for dim in range(first[v], first[v + 1]))}
+        return {group for group, flops in share.items() if flops >= enough and len(self._kept) > 1}
+
+    def batches_of_their_own(self, batch: set[int]) -> set[int]:
+        """The dimensions that products keep, as the first of their results, more than they sum them away.
+
+        Products of two that both have one say nothing: such are also those of networks side by side.  Those that sum
+        the `batch` away are gradients, of weights' dimensions.
+        """
+        find = self._joined.find
+        first: dict[int, float] = {}
+        other: dict[int, float] = {}
+        for place, leads, summed, flops in self._alone:
+            side = first if leads and not any(find(dim) in batch for dim in summed) else other
+            side[find(place)] = side.get(find(place), 0.0) + flops
+        for dims, flops in self._summed:
+            for dim in dims:
+                if find(dim) in first:
+                    first[find(dim)] -= flops
+        return {group for group, flops in first.items() if flops > 0 and other.get(group, 0.0) <= (1 - EVERY) * flops}
+
+    def having(self, groups: set[int]) -> set[int]:
+        """The inputs with such a dimension."""
+        return {v for v in self._inputs if any(self._joined.find(dim) in groups for dim in self._dims_of(v))}
+
+    def beside(self, values: Sequence[int]) -> set[int]:
+        """The inputs that share a dimension with one of these values."""
+        return self.having({self._joined.find(d) for v in values for d in self._dims_of(v)})
+
+    def _dims_of(self, value: int) -> range:
+        return range(self._first[value], self._first[value + 1])
 
 
 def _reaching(graph: Graph, ends: Sequence[int], ending: Sequence[bool]) -> list[bool]:
-    """For every value: whether one of the values `ends`, or an operation that is `ending`, depends on it."""
+    """For every value: whether one of the values `ends`, or an operation that is `ending`, depends on it.
+
+    Not counting what the next state does in a loop's next iteration.
+    """
     reaches = [False] * len(graph.values)
+    state = {graph.inputs[i] for i, _ in graph.aliases}
+    for op in graph.ops:
+        if op.primitive == "carry_init" and op.operands[0] in state:
+            state.update(op.results)
     for value in ends:
         reaches[value] = True
     for _ in range(2):  # twice: a loop's carry is read before its next value is made
         for op, is_end in zip(reversed(graph.ops), reversed(ending), strict=True):
             onward = is_end or any(reaches[v] for v in op.results)
             if op.primitive == "carry_next":
-                onward = reaches[op.operands[1]]
+                onward = reaches[op.operands[1]] and op.operands[1] not in state
             if onward:
                 for value in op.operands:
                     reaches[value] = True

@@ -1,0 +1,90 @@
+"""What the inputs of a step are, where their own batch and their own loops tell it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from jaxplan.api.kinds import input_kinds
+from jaxplan.ir import trace
+from jaxplan.search import graph_rules
+
+S = jax.ShapeDtypeStruct
+ROWS, DIM, WIDTH = 64, 16, 32
+WEIGHTS = {"in": S((DIM, WIDTH), "float32"), "bias": S((WIDTH,), "float32"), "out": S((WIDTH, DIM), "float32")}
+
+
+def network(weights: Any, x: Any) -> Any:
+    return jnp.tanh(x @ weights["in"] + weights["bias"]) @ weights["out"]
+
+
+def kinds(step: Any, *shapes: Any) -> dict[str, str]:
+    traced = trace(step, shapes, {})
+    return dict(zip(traced.graph.input_paths, input_kinds(traced.graph, graph_rules(traced.graph)), strict=True))
+
+
+def test_environments_that_a_policy_acts_in_are_state() -> None:
+    """Their rows meet the policy's weights and come back; learning looks at them in another order."""
+    optimizer = optax.adam(1e-3)
+
+    def step(state: Any) -> Any:
+        def act(where: Any, key: Any) -> Any:
+            moved = where + 0.1 * network(state["weights"], where) + jax.random.normal(key, where.shape)
+            return moved, where
+
+        where, seen = lax.scan(act, state["where"], jax.random.split(state["key"], 8))
+        shuffled = jax.random.permutation(state["key"], seen.reshape(-1, DIM)).reshape(4, -1, DIM)
+
+        def update(learner: Any, part: Any) -> Any:
+            weights, moments = learner
+            loss, gradients = jax.value_and_grad(lambda w: jnp.mean((network(w, part) - part) ** 2))(weights)
+            updates, moments = optimizer.update(gradients, moments, weights)
+            return (optax.apply_updates(weights, updates), moments), loss
+
+        (weights, moments), losses = lax.scan(update, (state["weights"], state["moments"]), shuffled)
+        return {"weights": weights, "moments": moments, "where": where, "key": state["key"]}, losses.mean()
+
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    moments = jax.eval_shape(optimizer.init, WEIGHTS)
+    state = {"weights": WEIGHTS, "moments": moments, "where": S((ROWS, DIM), "float32"), "key": key}
+    found = kinds(step, state)
+    assert found["state/where"] == "state"
+    assert {kind for path, kind in found.items() if "weights" in path} == {"parameter"}
+    # a loss in the loop's next iteration depends on moments, through the weights that they move
+    assert {kind for path, kind in found.items() if "/mu/" in path or "/nu/" in path} == {"optimizer"}
+
+
+def test_weights_of_networks_side_by_side_are_no_batch() -> None:
+    many = jax.tree.map(lambda s: S((4, *s.shape), s.dtype), WEIGHTS)
+
+    def step(weights: Any, x: Any) -> Any:
+        def loss(weights: Any) -> Any:
+            return jnp.mean((jax.vmap(network, (0, None))(weights, x) - x) ** 2)
+
+        value, gradients = jax.value_and_grad(loss)(weights)
+        return jax.tree.map(lambda w, g: w - g, weights, gradients), value
+
+    found = kinds(step, many, S((ROWS, DIM), "float32"))
+    assert set(found.values()) == {"parameter", "batch"} and found["x"] == "batch"
+
+
+def test_what_lies_beside_indices_that_are_only_read_is_batch() -> None:
+    """Bags of weighted rows: scattering them hides that their batch is that of the products."""
+
+    def step(weights: Any, table: Any, indices: Any, shares: Any, x: Any) -> Any:
+        def loss(weights: Any, table: Any) -> Any:
+            rows = table[indices.reshape(-1)] * shares.reshape(-1, 1)
+            bags = jax.ops.segment_sum(rows, jnp.repeat(jnp.arange(ROWS), 4), num_segments=ROWS)
+            return jnp.mean(network(weights, x + bags) ** 2)
+
+        value, (own, rows) = jax.value_and_grad(loss, (0, 1))(weights, table)
+        return jax.tree.map(lambda w, g: w - g, weights, own), table - rows, value
+
+    bags = S((ROWS, 4), "int32"), S((ROWS, 4), "float32")
+    shapes = (WEIGHTS, S((512, DIM), "float32"), *bags, S((ROWS, DIM), "float32"))
+    found = kinds(step, *shapes)
+    assert [found[name] for name in ("table", "indices", "shares", "x")] == ["parameter", "batch", "batch", "batch"]
