@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import PlanFileError
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 
 def write_document(path: str | os.PathLike[str], document: dict[str, Any]) -> None:

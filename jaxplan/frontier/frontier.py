@@ -3,14 +3,14 @@
 First by exact elimination over frontier tables (`search.frontier`); where those would be too wide, stretch by stretch
 over what can still lead there (`search.stretches`), and then by searches under ever other budgets (`search.sweep`).
 All work on what the search prices and on its memory rows; each assignment is then simulated on the whole timeline,
-resharded copies included, and those that another one beats there are dropped.  What is proved is of the rest, in the
-search's count of bytes.  Large problems are folded (`search.folded_tradeoff`, `options.fold`).
+resharded copies included, and those that another one beats there are dropped: what is proved of a point is against all
+that the search counts at fewer bytes than its next point had, dropped or not.  Large problems are folded
+(`search.folded_tradeoff`, `options.fold`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -34,7 +34,6 @@ from ..search import (
     TradeoffPoint,
     decide,
     folded_tradeoff,
-    staircase,
     tradeoff,
 )
 from .points import Frontier, FrontierPoint
@@ -76,7 +75,7 @@ def frontier(
     pipeline = ready.pipeline
     space = pipeline.space(ready.pins)
     found, method = _searched(space, chosen, eps=eps, time_limit_s=time_limit_s, say=pipeline.say)
-    points, kept = _points(pipeline, space, found)
+    points = _points(pipeline, space, found)
     if not points:
         raise InfeasibleError(
             f"no plan for `{traced.name}`: every assignment is forbidden by its constraints"
@@ -89,8 +88,7 @@ def frontier(
         points=points,
         method=method,
         eps=eps,
-        regret_bound=kept.regret_bound,
-        apart_regret_bound=kept.apart_regret_bound,
+        alike=found.apart is not None,
     )
 
 
@@ -106,30 +104,27 @@ def _searched(
     return tradeoff(space.problem, **limits)
 
 
-def _points(pipeline: Pipeline, space: Space, found: Tradeoff) -> tuple[tuple[FrontierPoint, ...], Tradeoff]:
-    """The points with their peaks as simulated, less those that another one beats then; of the rest, what is proved.
-
-    That is in the search's own count of bytes, in which the points are compared with what was not found.
-    """
+def _points(pipeline: Pipeline, space: Space, found: Tradeoff) -> tuple[FrontierPoint, ...]:
+    """The points with their peaks as simulated, less those that another one beats then."""
     simulated = []
-    for point in found.points:
+    regrets = zip(found.regrets, found.apart_regrets or found.regrets, strict=True)
+    for point, (later, apart) in zip(found.points, regrets, strict=True):
         decision = decide(space, point.assignment)
         memory = pipeline.simulate(decision)
         one = Found(space=space, result=_result(point, found), decision=decision, memory=memory)
-        simulated.append((memory.peak_bytes, point.objective_s, one, point))
-    kept: list[FrontierPoint] = []
-    counted: list[TradeoffPoint] = []
-    for peak_bytes, step_s, one, point in sorted(simulated, key=lambda row: row[:2]):
-        if kept and step_s >= kept[-1].step_s:
-            continue
-        counted.append(point)
-        kept.append(
+        # of a point within a grain of the next nothing is said later on
+        regret = max(later, point.objective_s / one.result.bound_s - 1) if one.result.bound_s > 0 else later
+        simulated.append(
             FrontierPoint(
-                step_s=step_s, peak_bytes=peak_bytes, bound_s=one.result.bound_s, counted_bytes=point.peak_bytes,
-                make=_maker(pipeline, one),
+                step_s=point.objective_s, peak_bytes=memory.peak_bytes, bound_s=one.result.bound_s, regret=regret,
+                apart_regret=max(regret, apart), counted_bytes=point.peak_bytes, make=_maker(pipeline, one),
             )
         )  # fmt: skip
-    return tuple(kept), replace(found, points=staircase(counted))
+    kept: list[FrontierPoint] = []
+    for one_point in sorted(simulated, key=lambda point: (point.peak_bytes, point.step_s)):
+        if not kept or one_point.step_s < kept[-1].step_s:
+            kept.append(one_point)
+    return tuple(kept)
 
 
 def _result(point: TradeoffPoint, found: Tradeoff) -> SearchResult:

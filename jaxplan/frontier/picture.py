@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..units import BYTES, SECONDS, format_bytes
+from .frontier_text import proof
 from .points import Frontier, FrontierPoint
 from .svg import Scale, line, page, text
 
@@ -36,7 +37,7 @@ def frontier_picture(frontier: Frontier) -> str:
     parts = [
         text(16, 28, f"Frontier of {frontier.name} on ({frontier.mesh})", "title"),
         text(16, 48, f"{len(points)} plans on {frontier.hardware}, each the fastest in its memory{bargain}"),
-        text(16, 64, f"found {frontier.method}"),
+        text(16, 64, f"proved: {proof(frontier)}"),
         text(
             _LEFT + _WIDTH / 2, floor + 40,
             f"peak memory of one device, which has {format_bytes(frontier.memory_bytes)}", anchor="middle",

@@ -10,11 +10,8 @@ from pathlib import Path
 
 from ..errors import ArgumentError, InfeasibleError
 from ..plans import Plan
-from ..units import BYTES, SECONDS, format_bytes, format_seconds, parse_bytes, told_apart
+from ..units import format_bytes, format_seconds, parse_bytes
 from .document import reading, write_document
-
-#: A regret that only float sums in another order make.
-PROVED = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +22,10 @@ class FrontierPoint:
       step_s, peak_bytes: what the search prices a step at, and the peak of its simulated memory on one device.
       counted_bytes: the peak as the search counts it: without the copies that resharding makes.
       bound_s: nothing that it counts at so many bytes is faster.
+      regret: up to the next point that it found, by its count, this one is at most so much slower than the fastest plan
+        there is, relatively; budgets as near to the next point as `eps` says are the next point's.  Where layers that
+        repeat were decided once, `bound_s` and `regret` are of plans that cut them alike.
+      apart_regret: the same of any plan.
       make: makes the plan; None in a frontier read from a file.
     """
 
@@ -32,6 +33,8 @@ class FrontierPoint:
     peak_bytes: int
     bound_s: float
     counted_bytes: int
+    regret: float = 0.0
+    apart_regret: float = 0.0
     make: Callable[[], Plan] | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -58,11 +61,7 @@ class Frontier:
       points: at least one.
       method: how they were found, in words.
       eps: points nearer than this were not parted: in time, relatively, or of the memory from end to end.
-      regret_bound: at any budget, how much slower at most, relatively, the fastest of these points is than the fastest
-        plan there is, both by their `counted_bytes`; budgets as near to the next point as `eps` says are the next
-        point's.
-      apart_regret_bound: None, or layers that repeat were decided once: `bound_s` and `regret_bound` are of plans that
-        cut them alike, and this is how much slower than any plan a point is at most.
+      alike: whether layers that repeat were decided once.
     """
 
     name: str
@@ -72,8 +71,17 @@ class Frontier:
     points: tuple[FrontierPoint, ...]
     method: str
     eps: float
-    regret_bound: float
-    apart_regret_bound: float | None = None
+    alike: bool = False
+
+    @property
+    def regret_bound(self) -> float:
+        """The largest of the points' regrets: 0 where every one is proved."""
+        return max(point.regret for point in self.points)
+
+    @property
+    def apart_regret_bound(self) -> float:
+        """The same against plans that may cut layers apart that repeat."""
+        return max(point.apart_regret for point in self.points)
 
     def at_memory(self, budget: int | str) -> FrontierPoint:
         """The fastest point within a budget, in bytes or as "12GiB".
@@ -123,39 +131,23 @@ class Frontier:
         return max(self.points, key=lambda point: (bargain(point), -point.peak_bytes))
 
     def __str__(self) -> str:
-        lines = [
-            f"Frontier of `{self.name}` on ({self.mesh}), {self.hardware}: {len(self.points)} plans, {self.method}, "
-            f"{_proved(self.regret_bound)}{self._counted()}",
-            f"  {'peak a device':>14}  {'step':>12}  {'not faster than':>15}",
-        ]
-        size = told_apart([point.peak_bytes for point in self.points], BYTES)
-        step, knee = told_apart([point.step_s for point in self.points], SECONDS), self.knee
-        for point in self.points:
-            mark = "  <- knee" if point is knee and len(self.points) > 2 else ""
-            over = "  (more than a device has)" if point.peak_bytes > self.memory_bytes else ""
-            shown = f"  {size(point.peak_bytes):>14}  {step(point.step_s):>12}  {step(point.bound_s):>15}"
-            lines.append(f"{shown}{mark}{over}")
-        return "\n".join(lines)
+        from .frontier_text import frontier_text
 
-    def _counted(self) -> str:
-        """What is to be said of the proof."""
-        parts = []
-        if self.apart_regret_bound is not None:
-            parts.append(f"against layers cut apart, {_within(self.apart_regret_bound)}")
-        copies = [point.peak_bytes - point.counted_bytes for point in self.points]
-        if any(copies):
-            least, most = format_bytes(min(copies)), format_bytes(max(copies))
-            size = least if least == most else f"{least} to {most}"
-            parts.append(f"counted without resharded copies ({size} of each peak)")
-        return f" ({'; '.join(parts)})" if parts else ""
+        return frontier_text(self)
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
         """Write the points, without their plans; the same file for the same frontier."""
         document = {
             "name": self.name, "mesh": self.mesh, "hardware": self.hardware,
             "memory_bytes": self.memory_bytes, "method": self.method, "eps": self.eps,
-            "regret_bound": self.regret_bound, "apart_regret_bound": self.apart_regret_bound,
-            "points": [[p.peak_bytes, p.step_s, p.bound_s, p.counted_bytes] for p in self.points],
+            "alike": self.alike,
+            "points": [
+                {
+                    "peak_bytes": p.peak_bytes, "step_s": p.step_s, "bound_s": p.bound_s,
+                    "counted_bytes": p.counted_bytes, "regret": p.regret, "apart_regret": p.apart_regret,
+                }
+                for p in self.points
+            ],
         }  # fmt: skip
         write_document(path, document)
 
@@ -167,12 +159,7 @@ class Frontier:
           PlanFileError: the file is no frontier, or of another schema.
         """
         with reading(path, "frontier") as document:
-            points = tuple(
-                FrontierPoint(
-                    peak_bytes=int(size), step_s=float(step_s), bound_s=float(bound_s), counted_bytes=int(counted)
-                )
-                for size, step_s, bound_s, counted in document.pop("points")
-            )
+            points = tuple(FrontierPoint(**point) for point in document.pop("points"))
             return cls(points=points, **document)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
@@ -181,11 +168,3 @@ class Frontier:
 
         Path(path).write_text(frontier_picture(self), encoding="utf-8")
 
-
-def _proved(regret_bound: float) -> str:
-    return "proved" if regret_bound < PROVED else f"proved {_within(regret_bound)}"
-
-
-def _within(regret_bound: float) -> str:
-    percent = 100 * regret_bound
-    return f"within {percent:.2g} %" if percent < 100 else f"within {percent:.0f} %"

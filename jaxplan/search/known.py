@@ -10,6 +10,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -79,20 +80,44 @@ class Tradeoff:
         """At most how much slower, relatively, a point is than the optimum of any budget for which it is the fastest
         (0: all exact); budgets less than a grain under the next point's peak are not told from it.
         """
-        return self._regret(self.floor)
+        return max(self.regrets, default=0.0)
 
     @property
-    def apart_regret_bound(self) -> float | None:
-        """The same against all assignments where the floor is not of all of them."""
-        return None if self.apart is None else self._regret(self.apart)
+    def regrets(self) -> tuple[float, ...]:
+        """The same of each point by itself."""
+        return self._regrets(self.floor)
 
-    def _regret(self, floor: tuple[tuple[int, float], ...]) -> float:
-        worst, ends = 0.0, [point.peak_bytes - 1 - self.grain_bytes for point in self.points[1:]]
+    @property
+    def apart_regrets(self) -> tuple[float, ...] | None:
+        """The same against all assignments where the floor is not of all of them."""
+        return None if self.apart is None else self._regrets(self.apart)
+
+    def thinned(self, eps: float) -> Tradeoff:
+        """Without the points that are not missed by more than `eps`, relatively.
+
+        Those beside which a smaller one is, at every budget, at most so much slower than what is proved; and those
+        within half a grain of the next that may be slower than they need be, beside which nothing was looked for.  The
+        fastest stays, and what is left of the small end.
+        """
+        parted = list(self.points[-1:])
+        for point in reversed(self.points[:-1]):
+            near = parted[-1].peak_bytes - point.peak_bytes <= self.grain_bytes // 2
+            if not near or point.objective_s <= (1 + eps) * self.bound_at(point.peak_bytes):
+                parted.append(point)
+        smallest, *others = reversed(parted)
+        kept = [smallest]
+        for point, after in pairwise(others):
+            if kept[-1].objective_s > (1 + eps) * self.bound_at(after.peak_bytes - 1):
+                kept.append(point)
+        return replace(self, points=(*kept, *others[-1:]))
+
+    def _regrets(self, floor: tuple[tuple[int, float], ...]) -> tuple[float, ...]:
+        found, ends = list[float](), [point.peak_bytes - 1 - self.grain_bytes for point in self.points[1:]]
         for point, budget in zip(self.points, [*ends, math.inf], strict=True):
-            bound_s = _bound_at(floor, budget)
-            if budget >= point.peak_bytes and point.objective_s > bound_s:
-                worst = max(worst, point.objective_s / bound_s - 1 if bound_s > 0 else math.inf)
-        return worst
+            bound_s = _bound_at(floor, budget) if budget >= point.peak_bytes else point.objective_s
+            worse_s = max(point.objective_s - bound_s, 0.0)
+            found.append(worse_s / bound_s if bound_s > 0 else math.inf if worse_s else 0.0)
+        return tuple(found)
 
 
 def _bound_at(floor: tuple[tuple[int, float], ...], budget_bytes: float) -> float:
@@ -219,8 +244,10 @@ class Known:
 
     @property
     def grain_bytes(self) -> int:
-        """Budgets that differ by no more are not told apart."""
-        return int(self.eps * self.span_bytes)
+        """Budgets that differ by no more are not told apart: half of what is promised, the other half is for points
+        that are left out in the end, see `Tradeoff.thinned`.
+        """
+        return int(self.eps * self.span_bytes / 2)
 
     def at(self, budgets: Ints) -> Floats:
         """Seconds that nothing within each budget is under."""
@@ -274,7 +301,7 @@ class Known:
 
     def tradeoff(self, least_bytes: int, *, rows: int, largest: int) -> Tradeoff:
         """All of it; nothing is within less than `least_bytes`."""
-        front, grain = self.front(), self.grain_bytes
+        front, grain = self.front(), 2 * self.grain_bytes
         sizes = {least_bytes}
         for point in front:
             sizes |= {point.peak_bytes, point.peak_bytes - grain}

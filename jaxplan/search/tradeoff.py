@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from .base import SearchResult, Termination
 from .frontier import trace_frontier
@@ -55,7 +54,7 @@ def tradeoff(
             deadline=begun + WHOLE_SHARE * time_limit_s,
         )  # fmt: skip
         if found.regret_bound <= eps:
-            return found, f"by elimination over {found.rows} time steps"
+            return found.thinned(eps), f"by elimination over {found.rows} time steps"
         known.add(found)
     except (TooWide, OutOfTime):
         pass
@@ -107,20 +106,9 @@ def tradeoff(
     )  # fmt: skip
     rows, largest = stretches.rows_carried, stretches.largest
     least_bytes = int(least.peak_bytes * (1 - LEAST_GAP)) if least.termination is Termination.OPTIMAL else 0
-    found = _without_loose_end(known.tradeoff(least_bytes, rows=rows, largest=largest), eps)
+    found = known.tradeoff(least_bytes, rows=rows, largest=largest).thinned(eps)
     ways = ["by elimination of all"] if known.whole else []
     ways += ["by elimination, stretch by stretch"] if largest else []
     ways += [f"by {searched} searches under different budgets"] if searched or not ways else []
     return found, ", and ".join(ways)
 
-
-def _without_loose_end(found: Tradeoff, eps: float) -> Tradeoff:
-    """Less the point at the smallest peak, where the next is a grain away at most and it may be far slower than it
-    need be: whatever has the least peak was taken there.
-    """
-    if len(found.points) < 2:
-        return found
-    first, second = found.points[:2]
-    near = second.peak_bytes - first.peak_bytes <= found.grain_bytes
-    proved = first.objective_s <= (1 + eps) * found.bound_at(first.peak_bytes)
-    return replace(found, points=found.points[1:]) if near and not proved else found

@@ -378,7 +378,6 @@ def test_frontier_writes_its_files_and_prints_its_points(
             points=points,
             method="by hand",
             eps=0.0,
-            regret_bound=0.0,
         )
 
     monkeypatch.setattr(jaxplan, "frontier", frontier)
@@ -399,7 +398,7 @@ def test_frontier_writes_its_files_and_prints_its_points(
     assert asked == {
         "eps": 1e-3, "time_limit_s": 5.0, "donate_argnums": (), "hardware": "tpu-v5e", "mesh": {"data": 2}, "shapes": 2,
     }  # fmt: skip
-    assert "2 plans, by hand" in capsys.readouterr().out
+    assert "2 plans\n  found by hand\n" in capsys.readouterr().out
     assert picture.read_text().startswith("<svg")
     assert len(Frontier.from_json(saved).points) == 2
 

@@ -18,8 +18,8 @@ from jaxplan.frontier.points import Frontier
         ("{}", "not a .* wrote"),
         ("[1]", "not a .* wrote"),
         ("no json", "not a .* wrote"),
-        ('{"schema_version": 3, "points": [[1]]}', "not a .* wrote"),
-        ('{"schema_version": 99, "points": []}', "of another schema than 3: make it again$"),
+        ('{"schema_version": 4, "points": [[1]]}', "not a .* wrote"),
+        ('{"schema_version": 99, "points": []}', "of another schema than 4: make it again$"),
     ],
 )
 def test_a_file_of_another_kind_is_refused(

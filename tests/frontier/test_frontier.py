@@ -125,14 +125,12 @@ def test_the_knee_is_the_best_bargain() -> None:
         for size, step_s in ((10, 10.0), (11, 4.0), (15, 3.5), (20, 3.0))
     )
     settings: dict[str, Any] = {"name": "step", "mesh": "data=2", "hardware": "tpu-v5e", "memory_bytes": 16}
-    found = Frontier(points=points, method="by hand", eps=0.0, regret_bound=0.02, **settings)
-    assert "proved within 2 %" in str(found)
-    assert "proved within 117 %" in str(replace(found, regret_bound=1.17))
+    found = Frontier(points=points, method="by hand", eps=0.0, **settings)
     assert found.knee is points[1]
     assert "more than a device has" in str(found).splitlines()[-1]
-    alone = Frontier(points=points[:1], method="by hand", eps=0.0, regret_bound=0.0, **settings)
+    alone = Frontier(points=points[:1], method="by hand", eps=0.0, **settings)
     assert alone.knee is points[0]
-    assert "proved" in str(alone).splitlines()[0]
+    assert "one plan" in str(alone).splitlines()[0]
 
 
 def test_the_knee_is_drawn_and_explained_where_there_is_one(tmp_path: Path) -> None:
@@ -142,7 +140,7 @@ def test_the_knee_is_drawn_and_explained_where_there_is_one(tmp_path: Path) -> N
     )
     settings: dict[str, Any] = {"name": "step", "mesh": "data=2", "hardware": "tpu-v5e", "memory_bytes": 16}
     for count, there in ((3, True), (2, False)):
-        found = Frontier(points=points[:count], method="by hand", eps=0.0, regret_bound=0.0, **settings)
+        found = Frontier(points=points[:count], method="by hand", eps=0.0, **settings)
         found.plot(tmp_path / "frontier.svg")
         drawn = (tmp_path / "frontier.svg").read_text(encoding="utf-8")
         assert ('class="knee"' in drawn) == there
@@ -155,11 +153,11 @@ def test_points_that_differ_are_printed_apart() -> None:
         for size, step_s in ((15_107_000_000, 0.18040), (15_107_004_096, 0.17966), (15_107_800_000, 0.179655))
     )
     settings: dict[str, Any] = {"name": "step", "mesh": "data=2", "hardware": "tpu-v5e", "memory_bytes": 2**34}
-    found = Frontier(points=points, method="by hand", eps=0.0, regret_bound=0.0, **settings)
-    rows = [line.split("  <-")[0].split() for line in str(found).splitlines()[2:]]
+    found = Frontier(points=points, method="by hand", eps=0.0, **settings)
+    rows = [line.split("  <-")[0].split() for line in str(found).splitlines()[-3:]]
     assert [row[2:4] for row in rows] == [["180.400", "ms"], ["179.660", "ms"], ["179.655", "ms"]]
     assert len({tuple(row[:2]) for row in rows}) == 3
-    alone = Frontier(points=points[:1], method="by hand", eps=0.0, regret_bound=0.0, **settings)
+    alone = Frontier(points=points[:1], method="by hand", eps=0.0, **settings)
     assert "14.1 GiB        180 ms" in str(alone)
 
 
@@ -168,23 +166,23 @@ def test_negative_limits_are_refused() -> None:
         jaxplan.frontier(step, MESH, WEIGHTS, shape(64, 512), eps=-1, **SETTINGS)
 
 
-def test_what_is_proved_is_of_the_points_that_are_left_after_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_points_that_simulation_drops_make_no_regret(monkeypatch: pytest.MonkeyPatch) -> None:
     module = importlib.import_module("jaxplan.frontier.frontier")
     points = tuple(
         TradeoffPoint(objective_s=step_s, peak_bytes=size, assignment=(size,))
         for size, step_s in ((10, 3.0), (20, 2.0), (30, 1.0))
     )
-    found = Tradeoff(points=points, floor=((0, 3.0), (20, 2.0), (30, 1.0)), rows=1, largest=1)
-    assert found.regret_bound == 0
+    found = Tradeoff(points=points, floor=((0, 3.0), (15, 2.5), (20, 2.0), (30, 1.0)), rows=1, largest=1)
+    assert found.regrets == pytest.approx((0.2, 0.0, 0.0))
     # copies make the second one larger than the third
     simulated = {10: 15, 20: 100, 30: 40}
     monkeypatch.setattr(module, "decide", lambda space, assignment: assignment[0])
     monkeypatch.setattr(module, "Found", lambda **parts: SimpleNamespace(**parts))
     pipeline = SimpleNamespace(simulate=lambda size: SimpleNamespace(peak_bytes=simulated[size]))
-    left, counted = module._points(pipeline, None, found)
+    left = module._points(pipeline, None, found)
     assert [(p.peak_bytes, p.counted_bytes, p.step_s) for p in left] == [(15, 10, 3.0), (40, 30, 1.0)]
-    # within 20 to 29 bytes, counted alike, two seconds are possible and three are what is left
-    assert counted.regret_bound == pytest.approx(0.5)
+    # nothing under the second one's bytes is faster than 2.5 s; what is as large as it was found, and is no gain
+    assert [p.regret for p in left] == pytest.approx([0.2, 0.0])
 
 
 def test_layers_that_repeat_are_decided_once_if_wished() -> None:
@@ -196,22 +194,32 @@ def test_layers_that_repeat_are_decided_once_if_wished() -> None:
     sizes = [shape(256, 256)] * 16
     settings: dict[str, Any] = {"hardware": "tpu-v5e", "eps": 0.01, "time_limit_s": 10}
     folded = jaxplan.frontier(deep, MESH, sizes, shape(512, 256), options={"fold": True}, **settings)
-    assert "layers that repeat cut alike, proved" in str(folded)
-    assert "against layers cut apart, within" in str(folded)
-    assert folded.apart_regret_bound is not None
+    assert folded.alike
+    assert "layers that repeat cut alike" in str(folded)
+    assert "and no other plan by more than" in str(folded)
     whole = jaxplan.frontier(deep, MESH, sizes, shape(512, 256), **settings)
-    assert whole.apart_regret_bound is None
+    assert not whole.alike
+    assert whole.apart_regret_bound == whole.regret_bound
     for point in whole.points:
         if point.peak_bytes >= folded.points[0].peak_bytes:
             alike = folded.at_memory(point.peak_bytes)
             assert alike.step_s <= point.step_s * (1 + folded.apart_regret_bound) * (1 + 0.01)
 
 
-def test_a_proof_says_what_it_counts() -> None:
-    point = FrontierPoint(step_s=1.0, peak_bytes=2**20, bound_s=1.0, counted_bytes=2**19)
-    found = Frontier(
-        name="step", mesh="data=2", hardware="tpu-v5e", memory_bytes=2**30, points=(point,), method="by hand",
-        eps=0.0, regret_bound=0.0, apart_regret_bound=0.25,
-    )  # fmt: skip
-    assert "by hand, proved (against layers cut apart, within 25 %; counted without" in str(found)
-    assert "without resharded copies (512 KiB of each peak))" in str(found)
+def test_a_proof_says_of_each_point_and_of_all_how_much_faster_a_plan_may_be() -> None:
+    points = (
+        FrontierPoint(step_s=2.0, peak_bytes=2**20, bound_s=2.0, counted_bytes=2**19, regret=0.02, apart_regret=1.17),
+        FrontierPoint(step_s=1.0, peak_bytes=2**21, bound_s=1.0, counted_bytes=2**21),
+    )
+    settings: dict[str, Any] = {"name": "step", "mesh": "data=2", "hardware": "tpu-v5e", "memory_bytes": 2**30}
+    found = Frontier(points=points, method="by hand", eps=0.0, **settings)
+    assert found.regret_bound == 0.02
+    said = " ".join(str(found).split())
+    assert "no plan is faster by more than 2 % in the memory of any of these" in said
+    assert "without the copies that resharding makes (0 B to 512 KiB of each peak below)" in said
+    assert [line.split("  ")[-1] for line in str(found).splitlines()[-2:]] == ["by 2 % at most", "none"]
+    apart = " ".join(str(replace(found, alike=True)).split())
+    assert "no plan that cuts layers alike which repeat is faster by more than 2 %" in apart
+    assert "these, and no other plan by more than 117 %" in apart
+    proved = Frontier(points=points[1:], method="by hand", eps=0.0, **settings)
+    assert "no plan is faster in the memory of any of these" in str(proved)

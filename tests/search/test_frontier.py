@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from dataclasses import replace
 
@@ -417,10 +416,9 @@ def test_a_slow_point_that_has_nothing_but_the_least_peak_is_no_end() -> None:
         for size, step_s in ((2000, 1.0), (1001, 2.0), (1000, 90.0))
     )
     found = Tradeoff(
-        points=(end, slow, fast), floor=((1000, 1.9), (1001, 2.0), (2000, 1.0)), rows=1, largest=1, grain_bytes=1
+        points=(end, slow, fast), floor=((1000, 1.9), (1001, 2.0), (2000, 1.0)), rows=1, largest=1, grain_bytes=2
     )
-    module = importlib.import_module("jaxplan.search.tradeoff")
-    assert module._without_loose_end(found, 1e-3).points == (slow, fast)
-    # as fast as can be, or more than a grain away: it stays
-    assert module._without_loose_end(replace(found, floor=((1000, 90.0), (1001, 2.0))), 1e-3).points[0] is end
-    assert module._without_loose_end(replace(found, grain_bytes=0), 1e-3).points[0] is end
+    assert found.thinned(1e-3).points == (slow, fast)
+    # as fast as can be, or more than half a grain away: it stays
+    assert replace(found, floor=((1000, 90.0), (1001, 2.0))).thinned(1e-3).points[0] is end
+    assert replace(found, grain_bytes=0).thinned(1e-3).points[0] is end

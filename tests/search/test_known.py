@@ -22,7 +22,7 @@ from jaxplan.search import (
     stretches,
     tradeoff,
 )
-from jaxplan.search.known import TradeoffPoint
+from jaxplan.search.known import Tradeoff, TradeoffPoint
 from jaxplan.search.sweep import sweep_frontier
 from jaxplan.search.tradeoff import BUDGET_S
 from jaxplan.search.warm import load_walk
@@ -126,3 +126,27 @@ def test_what_is_steep_over_the_least_peak_is_swept_by_equal_factors() -> None:
     assert asked[0] - 10_000 < extra[-1] / 20
     assert so_far.best_at(asked[0]) < 1.5
     assert not tried, "tables are no use where all that is known is far too slow"
+
+
+def test_points_that_are_not_missed_are_left_out_and_no_regret_is_over_eps() -> None:
+    sizes, seconds = range(0, 1000, 10), [2.0 - 0.0004 * i for i in range(100)]
+    points = tuple(
+        TradeoffPoint(objective_s=step_s, peak_bytes=size, assignment=(size,))
+        for size, step_s in zip(sizes, seconds, strict=True)
+    )
+    exact = Tradeoff(points=points, floor=tuple(zip(sizes, seconds, strict=True)), rows=1, largest=1)
+    assert exact.thinned(0.0).points == points
+    thin = exact.thinned(1e-3)
+    assert {points[0], points[-1]} < set(thin.points)
+    assert len(thin.points) <= 1 + len(points) // 4
+    assert 0 < thin.regret_bound <= 1e-3
+
+
+def test_of_points_within_half_a_grain_of_the_next_those_stay_that_are_proved() -> None:
+    points = tuple(
+        TradeoffPoint(objective_s=step_s, peak_bytes=size, assignment=(size,))
+        for size, step_s in ((0, 9.0), (4, 8.0), (50, 3.0), (96, 2.5), (100, 1.0))
+    )
+    floor = ((0, 5.0), (4, 8.0), (50, 3.0), (96, 1.5), (100, 1.0))
+    found = Tradeoff(points=points, floor=floor, rows=1, largest=1, grain_bytes=10).thinned(1e-3)
+    assert [point.peak_bytes for point in found.points] == [4, 50, 100]
