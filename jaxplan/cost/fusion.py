@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from ..ir import Graph, Lives, Op, lives_of
 from ..sharding import Rule
+from .few_images import Spread, spread_reads
 from .fills import Fill, fills
 from .images import Lanes, copied_reads, image_lanes
 from .in_place import overwritable
@@ -55,7 +56,8 @@ class Traffic:
       fills: buffers that one kernel fills, see there.
       over: TPU: for values those whose buffers they may take, see `overwritable`.
       images: TPU: values in the layout of convolutions, see `image_lanes`.
-      rows: TPU: see `tiled_in_rows`; copied_images: see `copied_reads`; tables: see `row_updates`.
+      rows: TPU: see `tiled_in_rows`; copied_images: see `copied_reads`; tables: see `row_updates`;
+        spread: see `spread_reads`.
       kernels: TPU: for every operation the kernel of the vector unit that it is part of; else None throughout.
       producers: for every value the operation that makes it, or -1.
       times: when each operation runs, as the index of an operation.  TPU: what is fused runs as soon as its last
@@ -74,6 +76,7 @@ class Traffic:
     rows: Mapping[int, Tiling]
     copied_images: tuple[tuple[int, int], ...]
     tables: tuple[RowUpdate, ...]
+    spread: tuple[Spread, ...]
     kernels: tuple[VectorKernel | None, ...]
     producers: tuple[int, ...]
     times: tuple[int, ...]
@@ -271,6 +274,7 @@ class _Kernels:
         )  # fmt: skip
         again = written_again(flow) if self.platform == "gpu" else set()
         times, tpu = self._times(flow), self.platform == "tpu"
+        images = image_lanes(self.graph, self.rules) if tpu else {}
         for op in self.graph.ops:
             if op.primitive in ("scan_slice", "scan_stack"):
                 read, written = self._stack_traffic(op, again)
@@ -295,10 +299,11 @@ class _Kernels:
             second_stacks=self._second_stacks(flow),
             fills=fills(flow, times) if self.platform == "gpu" else (),
             over=overwritable(flow, self.stored) if tpu else {},
-            images=image_lanes(self.graph, self.rules) if tpu else {},
+            images=images,
             rows=tiled_in_rows(self.graph) if tpu else {},
             copied_images=copied_reads(self.graph, self.rules, self.stored, self.producers) if tpu else (),
             tables=row_updates(self.graph, self.rules) if tpu else (),
+            spread=spread_reads(self.graph, images) if images else (),
             kernels=vector_kernels(flow, reads, writes, self._at_hand, self.op_level) if tpu else (None,) * len(reads),
             producers=tuple(self.producers),
             times=times,

@@ -20,6 +20,7 @@ import numpy as np
 
 from ..ir import Graph, Interval, Lives, lives_of, settled_values, written_over
 from ..sharding import NONE, UNREDUCED, MeshAxes, reshard_steps
+from .few_images import Spread, spread_copies, widened
 from .fills import Fill, filled_since
 from .held_back import PRODUCTS
 from .images import lanes_read
@@ -79,6 +80,8 @@ def simulate_memory(
     outputs: Mapping[int, np.ndarray] | None = None,
     copied_images: Sequence[tuple[int, int]] = (),
     tables: Sequence[RowUpdate] = (),
+    spread: Sequence[Spread] = (),
+    beside: Sequence[tuple[int, int, int]] = (),
 ) -> MemoryProfile:
     """The live sets of `graph`.
 
@@ -87,10 +90,11 @@ def simulate_memory(
         second_stacks: loops' stacks that are there twice; fills: what is filled together; times: when each operation
         runs; see `Traffic`.
       op_scratch: bytes that operations need beside their results while they run, see `split_k` and `pooling`.
+      beside: (start, stop, bytes) of what else is copied.
       waited: values that wait behind a loop: until when, and the share of their bytes that they wait in.
       platform: "tpu", "gpu" or "cpu", see `device_bytes`; whole_sums: see `CostModel.whole_sums`;
-        images, over, copied_images, tables: see `Traffic`; lives: `lives_of(graph, stored, times)`, and rows:
-        `tiled_in_rows(graph)`, where they are known.
+        images, over, copied_images, tables, spread: see `Traffic`.
+      lives: `lives_of(graph, stored, times)`, and rows: `tiled_in_rows(graph)`, where they are known.
       kinds: for every input position its kind ("parameter", "optimizer", ...).
       values, reads: the layout row of every value where it is made, and of every operand as it is read; values
         without a row are made where they are used and take no memory, unless they are results: outputs has their
@@ -113,7 +117,8 @@ def simulate_memory(
         tensor, tiling = graph.values[value], tilings.get(value, "any")
         key = (tensor.shape, tensor.item_bytes, row.tobytes(), tiling)
         if key not in known:
-            known[key] = int(device_bytes(tensor, row[None, :], axes, platform, tiling)[0])
+            size = int(device_bytes(tensor, row[None, :], axes, platform, tiling)[0])
+            known[key] = math.ceil(size * widened(tensor, row, axes, tiling))
         return known[key]
 
     copied: dict[tuple[tuple[int, ...], float, bytes, bytes], int] = {}
@@ -158,6 +163,10 @@ def simulate_memory(
         ledger.add("copies", table.start, table.stop, table.size)
     for copy in _image_copies(graph, axes, copied_images, reads, when, needed):
         ledger.add("copies", *copy)
+    for whole_image in spread_copies(graph, axes, spread, images or {}, values, when, needed):
+        ledger.add("copies", *whole_image)
+    for other in beside:
+        ledger.add("copies", *other)
     for value, stop in _taken_out(graph, inside or (False,) * len(graph.values), when, values, reads).items():
         ledger.add("activations", intervals[value].start, stop, local(value, values[value]))
     for value, (stop, share) in (waited or {}).items():

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ..ir import Graph
+from ..ir import Graph, lives_of
 from ..sharding import MeshAxes
+from .few_images import moved_pixels
 from .fusion import Traffic
 from .held_back import held_back
 from .memory import MemoryProfile, simulate_memory
@@ -36,13 +37,18 @@ def step_memory(
     times = crossing.times
     if model.profile.kind == "gpu":
         times = held_back(graph, axes, crossing.stored, times, values, reads)
+    moved = moved_pixels(graph, axes, crossing.images, crossing.stored, times, reads)
+    lives = crossing.lives if times is crossing.times else None
+    if moved:
+        times, reads = moved.times, moved.reads
+        lives = lives_of(graph, moved.stored, times)
     scratch = split_scratch(graph, axes, reads, model.profile) | pooling_scratch(graph, axes, reads, model.profile)
     return simulate_memory(
         graph, axes, crossing.stored, kinds, values, reads,
         inside=crossing.inside, second_stacks=crossing.second_stacks, fills=crossing.fills, times=times,
         op_scratch=scratch,
         images=crossing.images, rows=crossing.rows, over=crossing.over, waited=waited, outputs=outputs,
-        copied_images=crossing.copied_images, tables=crossing.tables,
+        copied_images=crossing.copied_images, tables=crossing.tables, spread=crossing.spread,
         platform=model.profile.kind, whole_sums=model.whole_sums,
-        lives=crossing.lives if times is crossing.times else None,
+        lives=lives, beside=moved.copies if moved else (),
     )  # fmt: skip

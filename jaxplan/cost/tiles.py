@@ -44,7 +44,7 @@ def device_bytes(
     rank = len(tensor.shape)
     if platform != "tpu" or rank < 2:
         return whole
-    sizes = _local_sizes(tensor, places, axes)
+    sizes = local_sizes(tensor, places, axes)
     waste = _waste(sizes)
     least = waste.min(axis=(1, 2))
     if isinstance(tiling, tuple):
@@ -72,7 +72,7 @@ def gathered_bytes(
     there, then = before[:, None, :], after[None, :, :]
     gathered = np.where((there >= 0) & (then != there), there, -1)
     dims = gathered.max(axis=2)
-    waste = _waste(_local_sizes(tensor, after, axes))
+    waste = _waste(local_sizes(tensor, after, axes))
     local = tensor.bytes / pieces(after, axes)
     for dim in set(dims.reshape(-1).tolist()) - {-1}:
         if platform == "gpu":
@@ -84,7 +84,7 @@ def gathered_bytes(
         found = np.where(dims == dim, copied, found)
     if platform == "tpu":
         several = sum((gathered == dim).any(axis=2).astype(int) for dim in range(rank)) > 1
-        as_it_was = _waste(_local_sizes(tensor, before, axes))[:, rank - 1, rank - 2]
+        as_it_was = _waste(local_sizes(tensor, before, axes))[:, rank - 1, rank - 2]
         found = np.where(several, np.round(local * as_it_was[:, None]), found).astype(np.int64)
     return found
 
@@ -97,14 +97,14 @@ def tiles_of_rows(tensor: Value, places: np.ndarray, axes: MeshAxes) -> np.ndarr
     rank = len(tensor.shape)
     if rank < 2:
         return np.ones(len(places))
-    sizes = _local_sizes(tensor, places, axes)
+    sizes = local_sizes(tensor, places, axes)
     waste = _waste(sizes)
     in_order = waste[:, rank - 1, rank - 2] <= waste.min(axis=(1, 2))
     rows = 2 ** np.ceil(np.log2(sizes[:, rank - 2]))
     return np.where(in_order, _SUBLANES / np.minimum(rows, _SUBLANES), 1.0)
 
 
-def _local_sizes(tensor: Value, places: np.ndarray, axes: MeshAxes) -> np.ndarray:
+def local_sizes(tensor: Value, places: np.ndarray, axes: MeshAxes) -> np.ndarray:
     """`float64[n, rank]`: the dimensions of one device's part."""
     local = np.broadcast_to(np.array(tensor.shape, np.float64), (len(places), len(tensor.shape))).copy()
     for axis, (_, size) in enumerate(axes):
