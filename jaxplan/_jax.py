@@ -147,8 +147,8 @@ def is_compile_only(device: Any) -> bool:
     return type(device.client).__name__ == "CompileOnlyPyClient"
 
 
-def parse_module(text: str) -> Any:
-    """A fresh MLIR module parsed from StableHLO text: passes on it change nothing else."""
+def parse_module(text: str | bytes) -> Any:
+    """A fresh MLIR module parsed from StableHLO text, or from bytecode: passes on it change nothing else."""
     context = _make_ir_context()
     with context:
         return ir.Module.parse(text, context=context)

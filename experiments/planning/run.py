@@ -73,11 +73,12 @@ STAGES: dict[str, tuple[str, str, Callable[[Any], str]]] = {
     "orders": ("jaxplan.api.candidates", "resolve_orders", lambda r: ""),
     "shorten": ("jaxplan.lowering.check", "shortened", lambda r: f"{len(r.kept)} equations left" if r else "no"),
     "lower": ("jaxplan.lowering.check", "lower_flat", lambda r: ""),
-    "import": ("jaxplan.lowering.check", "imported_copy", lambda r: ""),
-    "partition": ("jaxplan.lowering.check", "partition_imported", lambda r: f"{len(r.collectives)} collectives"),
+    "import": ("jaxplan.lowering.check", "Asked", lambda r: ""),
+    "partition": ("jaxplan.sharding.beside", "Asked.partition", lambda r: f"{len(r.collectives)} collectives"),
 }
 """Stage -> module, function, and the size of what it returns; reduce is part of both solves and of templates, and so is
-fold of one.  Templates are priced beside the check: their wall seconds and those of lowering overlap."""
+fold of one.  Templates are priced beside the check: their wall seconds and those of lowering overlap; a large program
+is partitioned in a process of its own, whose processor seconds are in no row."""
 
 
 def size_of(problem: StrategyProblem) -> str:

@@ -38,7 +38,7 @@ from ..search import (
     solve_folded,
     tradeoff,
 )
-from ..sharding import Layout, MeshAxes
+from ..sharding import Beside, Layout, MeshAxes
 from .found import Candidate, Found, Nothing
 from .kinds import input_kinds
 from .meshes import Target
@@ -314,8 +314,8 @@ class Pipeline:
             decision.values, decision.reads, self.waited, decision.outputs,
         )  # fmt: skip
 
-    def checked(self, name: str, found: Found) -> Candidate:
-        """`found` lowered and taken through the partitioner."""
+    def checked(self, name: str, found: Found, beside: Beside | None = None) -> Candidate:
+        """`found` lowered and taken through the partitioner, `beside` where that is ready."""
         graph, axes, decision = self.traced.graph, self.target.axes, found.decision
         orders = resolve_orders(
             graph,
@@ -342,7 +342,7 @@ class Pipeline:
             self.traced, self.rules, orders, axes, self._lowering_mesh(), inputs, outputs, decision.values,
             planned_constraints(graph, decision.values, decision.reads, decision.copies, orders, self.waited),
             reads=decision.reads, waited=self.waited, platform=self.target.platform,
-            while_trips=self.options.while_trips,
+            while_trips=self.options.while_trips, beside=beside,
         )  # fmt: skip
         sent_s = collective_prices(graph, self.rules, self.model, checked.collectives)
         return Candidate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,6 +12,7 @@ from ..errors import ArgumentError, InfeasibleError
 from ..ir import Traced
 from ..plans import Plan
 from ..search import Allowed, Evaluator
+from ..sharding import Beside
 from .annotations import Annotations, summary, unruled
 from .candidates import Pipeline
 from .found import Candidate, Found, Nothing
@@ -25,6 +27,10 @@ from .templates_beside import TemplatesBeside
 WORTH_CHECKING = 0.005
 """A template has to promise so much less than the checked plan takes to be checked as well, which takes seconds: half
 of the gap that a search may leave."""
+
+BESIDE_OPS = 4000
+"""Operations from which on the partitioner runs beside the pricing of templates: on two cores it takes 0.3 to 0.5 ms of
+each, with what pins add (ResNets, Inception, U-Net), and its process 1 to 1.5 s to begin, beside the search."""
 
 
 def make_plan(
@@ -61,19 +67,25 @@ def plan_prepared(ready: Prepared, hint: Found | None = None) -> Plan:
     pipeline.say(f"searching ({options.search})")
     template = _template(pipeline) if options.search in TEMPLATES else {}
     begins = options.annotations == "start" and ready.annotated and not template
-    start = pipeline.search(ready.start_pins) if begins else hint
-    begin = None if template or options.search == "ilp" else _best_given(pipeline, input_pins)
-    outcome = pipeline.search({**template, **input_pins}, stubborn=True, start=start, begin=begin)
-    best: Candidate | None = None
-    times: dict[str, float] = {}
     rivals: dict[str, Found] = {}
-    if options.search in TEMPLATES or not options.compare_templates:
-        best = pipeline.checked(options.search, outcome) if isinstance(outcome, Found) else None
-    else:
-        with TemplatesBeside(pipeline, outcome.space, input_pins) as templates:
-            best = pipeline.checked(options.search, outcome) if isinstance(outcome, Found) else None
-            pipeline.say("comparing with templates")
-            rivals = templates.found()
+    times: dict[str, float] = {}
+    compares = options.search not in TEMPLATES and options.compare_templates
+    with Beside(wanted=compares and len(traced.graph.ops) >= BESIDE_OPS and (os.cpu_count() or 1) > 1) as beside:
+        start = pipeline.search(ready.start_pins) if begins else hint
+        begin = None if template or options.search == "ilp" else _best_given(pipeline, input_pins)
+        outcome = pipeline.search({**template, **input_pins}, stubborn=True, start=start, begin=begin)
+
+        def checked() -> Candidate | None:
+            return pipeline.checked(options.search, outcome, beside) if isinstance(outcome, Found) else None
+
+        if compares:
+            with TemplatesBeside(pipeline, outcome.space, input_pins) as templates:
+                best = checked()
+                pipeline.say("comparing with templates")
+                rivals = templates.found()
+        else:
+            best = checked()
+    if compares:
         best, times = _against_templates(pipeline, best, rivals)
     if begins and isinstance(start, Found):
         times["as annotated"] = start.result.objective_s

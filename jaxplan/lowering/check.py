@@ -14,7 +14,6 @@ import dataclasses
 import re
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -23,16 +22,15 @@ from ..ir import Graph, Site, Traced
 from ..plans import Constraint
 from ..sharding import (
     UNREDUCED,
+    Asked,
+    Beside,
     Collective,
     Layout,
     MeshAxes,
     Partitioned,
     Rule,
-    imported_copy,
     layout_of_places,
-    partition_imported,
     reshard_steps,
-    with_pins,
 )
 from .constrain import finished, pin_values, turned_sums
 from .in_loops import entered, written_out
@@ -91,6 +89,7 @@ def check(
     while_trips: float = 16.0,
     max_rounds: int = 6,
     shorten: bool = True,
+    beside: Beside | None = None,
 ) -> Checked:
     """Lower, partition, compare; pin what propagation chose otherwise and look again.
 
@@ -99,6 +98,7 @@ def check(
       values, reads: the decided layout row of every value, and of every operand as it is read.
       waited: values that are finished before a loop, see `waited_values`.
       shorten: ask about some of many equal blocks, see `repeats`.
+      beside: a process that runs the partitioner when it is ready.
     """
     graph = traced.graph
     held = held_values(graph, values, reads)
@@ -113,13 +113,13 @@ def check(
     def once(short: Short | None) -> Checked | None:
         found = constraints
         pinned: set[Site | None] = {c.site for c in constraints}
-        imported = None
+        asked = None
         for round_number in range(1, max_rounds + 1):
-            if imported is None:
+            if asked is None:
                 with names_alone():
                     lowered = lower_flat(traced, found, mesh, inputs, outputs, platform=platform, short=short)
-                imported = imported_copy(lowered.compiler_ir("stablehlo"))
-            result = partition_imported(imported, while_trips=while_trips)
+                asked = Asked(lowered.compiler_ir("stablehlo"), beside)
+            result = asked.partition(while_trips)
             differing = _differences(graph, axes, values, result)
             collectives = [(c, _asking(c.scope)) for c in result.collectives]
             if short is not None:
@@ -150,7 +150,8 @@ def check(
             pinned |= {site for _, site in places}
             there = [(producers[v], v) for v in fresh if short is None or short.keeps(producers[v])]
             anew = entries or any(v in waited for v in fresh)  # what waits is pinned behind its barrier too
-            imported = None if anew else _with_pins(imported, graph, there, values, orders)
+            if anew or not _with_pins(asked, graph, there, values, orders):
+                asked = None
         return Checked(
             constraints=found,
             collectives=tuple(collectives),
@@ -168,23 +169,23 @@ def check(
 
 
 def _with_pins(
-    imported: Any,
+    asked: Asked,
     graph: Graph,
     fresh: Sequence[tuple[int, int]],
     values: Mapping[int, np.ndarray],
     orders: Orders,
-) -> Any | None:
-    """The module with the results `fresh`, (operation, value) pairs, pinned; None where it has to be made anew."""
+) -> bool:
+    """Pin the results `fresh`, (operation, value) pairs; False where the module has to be made anew."""
     layouts: dict[int, Layout] = {}
     for _, value in fresh:
         shape, site = graph.values[value].shape, graph.values[value].site
         if site is None or site.kind != "result":
-            return None
+            return False
         layouts[value] = orders.layout("value", value, 0, finished(values[value]), len(shape))
     pins = {
         op: tuple((graph.values[v].shape, layouts.get(v)) for v in graph.ops[op].results) for op, _ in fresh
     }
-    return with_pins(imported, pins, operation_of, _around_scope)
+    return asked.pin(pins, operation_of, _around_scope)
 
 
 def _extended(

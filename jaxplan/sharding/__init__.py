@@ -1,5 +1,7 @@
 """How tensors can be cut: layouts, factor rules, strategies, and resharding between them."""
 
+from .beside import Asked as Asked
+from .beside import Beside as Beside
 from .flows import Flow as Flow
 from .flows import Tensor as Tensor
 from .groups import axes_of_groups as axes_of_groups

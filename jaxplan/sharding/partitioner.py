@@ -119,8 +119,9 @@ def partition(module: Any, *, while_trips: float = 16.0, flows: bool = False) ->
 
 
 def imported_copy(module: Any) -> Any:
-    """A copy of a module, or of its text, in the form in which XLA propagates shardings: `partition` begins with it."""
-    copy = parse_module(module) if isinstance(module, str) else module.operation.clone().opview
+    """A copy of a module, or of its text or bytecode, in the form in which XLA propagates shardings: `partition` begins
+    with it."""
+    copy = parse_module(module) if isinstance(module, (str, bytes)) else module.operation.clone().opview
     as_xla_imports(copy)
     return copy
 

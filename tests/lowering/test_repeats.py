@@ -21,6 +21,7 @@ from jaxplan.lowering import check as check_once
 from jaxplan.lowering.check import Checked
 from jaxplan.lowering.listing import listing_of
 from jaxplan.lowering.repeats import Short, _grouped, _in_phase, _Run
+from jaxplan.sharding import Asked
 
 # its front door hides the module behind the function of the same name
 CHECK = importlib.import_module("jaxplan.lowering.check")
@@ -233,15 +234,14 @@ def test_a_round_with_pins_written_in_is_one_lowered_with_them(
     planned(PROGRAMS["clipped"], shapes(), search)
     (again,) = checks
     written: list[bool] = []
-    write = CHECK.with_pins
+    write = Asked.pin
 
-    def spied(*args: Any) -> Any:
-        made = write(*args)
-        written.append(made is not None)
-        return made
+    def spied(*args: Any) -> bool:
+        written.append(write(*args))
+        return written[-1]
 
-    monkeypatch.setattr(CHECK, "with_pins", spied)
+    monkeypatch.setattr(Asked, "pin", spied)
     once = again(shorten=shorten)
-    monkeypatch.setattr(CHECK, "with_pins", lambda *args: None)
+    monkeypatch.setattr(Asked, "pin", lambda *args: False)
     assert once == again(shorten=shorten)
     assert once.rounds > 1 and written and all(written)
