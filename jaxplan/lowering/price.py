@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from ..cost import CostModel, MemoryProfile, source_values, step_memory, traffic
-from ..ir import Traced
+from ..ir import Graph, Traced
 from ..plans import Constraint
 from ..sharding import Collective, Layout, Rule, partition
 from .ahead import waited_values
@@ -27,7 +29,8 @@ class Priced:
 
     Attributes:
       inputs, outputs: the layouts of all leaves, those that were left open as propagation decides them.
-      op_seconds: compute of every operation; flops: of every matrix product.
+      op_seconds: compute of every operation, with the edges that its devices exchange and the copy of what it makes
+        into the place of an argument; flops: of every matrix product.
       collectives: with the operation that needs each (-1: unknown) and the seconds of all its runs.
       warnings: what the partitioner could not express.
     """
@@ -91,9 +94,12 @@ def price(
         rule, strategy = rules[op.index], where.strategies[op.index]
         if op.primitive in ("carry_next", "while_test") or (op.results and all(free[v] for v in op.results)):
             continue
-        seconds[op.index] = float(refined.op_seconds(op, rule, strategy, graph, crossing)[0]) * op.trips
+        once = refined.op_seconds(op, rule, strategy, graph, crossing) + refined.halo_seconds(op, rule, strategy, graph)
+        seconds[op.index] = float(once[0]) * op.trips
         if rule.matmul:
             flops[op.index] = rule.flops * float(strategy.shares[0]) * op.trips
+    for op_index, settling_s in _settling(graph, refined, where):
+        seconds[op_index] = seconds.get(op_index, 0.0) + settling_s
     sent = [(c, operation_of(c.scope)) for c in found.collectives if c.kind != "all_slice"]
     collectives = tuple(
         (c, op, paid_s) for (c, op), paid_s in zip(sent, collective_prices(graph, rules, model, sent), strict=True)
@@ -111,3 +117,15 @@ def price(
         realised=where,
         warnings=found.warnings,
     )
+
+
+def _settling(graph: Graph, model: CostModel, where: Realised) -> list[tuple[int, float]]:
+    """(operation, seconds) of the next values of arguments, brought to where these lie; see `settling_seconds`."""
+    producers, found = graph.producers(), []
+    for position, result in graph.aliases:
+        value, kept = graph.outputs[result], where.values[graph.inputs[position]]
+        made = where.values.get(value)
+        if producers[value] >= 0 and made is not None and not np.array_equal(made, kept):
+            copied_s = model.settling_seconds(made[None], kept[None], graph.values[value])
+            found.append((producers[value], float(copied_s[0, 0])))
+    return found

@@ -103,9 +103,10 @@ class Replay:
             finished_ones = [array for _, array in kept]
             operands[ahead.tied], *arrays = jax.lax.optimization_barrier((operands[ahead.tied], *finished_ones))
             for (value, _), array, pinned in zip(kept, arrays, layouts, strict=True):
-                for sharding in pinned[-1:]:
+                array = jax.lax.convert_element_type(array, value.aval.dtype)
+                for sharding in pinned[-1:]:  # the type that it is read in again: readers' axes end there
                     array = jax.lax.with_sharding_constraint(array, sharding)
-                env[value] = jax.lax.convert_element_type(array, value.aval.dtype)
+                env[value] = array
 
     def run_short(self, short: Short, arguments: Sequence[Any]) -> list[Any]:
         """The results that are left of a shortened step, on the arguments that are left of it."""

@@ -85,6 +85,24 @@ def test_it_waits_in_the_layout_that_is_read_after_the_loop(mesh_4x2: Mesh) -> N
     assert loops[0] < text.splitlines().index(barrier) < loops[1]
 
 
+def test_it_leaves_the_barrier_as_it_is_laid_out_in_the_type_that_is_read(mesh_4x2: Mesh) -> None:
+    """Pinned in the narrower type, what widens it again would take the axes of whoever reads it."""
+    traced = between_loops(8 * WIDTH)
+    (waited,) = next(iter(ahead_of_loops(traced.jaxpr).values())).values
+    site, shape = Site((), "result", *waited.made), waited.value.aval.shape
+    pin = Constraint(
+        site=site, layout=Layout(dims=((), ())), source="", primitive="", shape=shape, why="reshard"
+    )
+    shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in traced.jaxpr.invars]
+    lines = jax.jit(planned_function(traced, [pin], mesh_4x2)).lower(*shapes).as_text().splitlines()
+    barrier = next(i for i, line in enumerate(lines) if "optimization_barrier" in line)
+    after = [line for line in lines[barrier:] if f"tensor<{WIDTH}x{8 * WIDTH}x" in line]
+    widened = next(i for i, line in enumerate(after) if "convert" in line)
+    name = after[widened].split(" =")[0].strip()
+    assert f"sharding_constraint {name} " in after[widened + 1]
+    assert not any("sharding_constraint" in line for line in after[:widened])
+
+
 def test_the_graph_knows_what_waits_until_when_and_in_how_many_bytes() -> None:
     traced = between_loops(8 * WIDTH)
     ((value, (stop, share)),) = waited_values(traced).items()
