@@ -34,6 +34,10 @@ _SCRATCH = 2
 times in the compiled GPT block, 1.96 and 2.00 times in the two MLPs of experiments/quality (libtpu 0.0.42.1)."""
 
 
+_LOOP_BUFFERS = ("carry_init", "scan_stack")
+"""What makes values that are there as long as their loop, sums that are pending too: of accumulated gradients."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class MemoryProfile:
     """Bytes alive on one device.
@@ -180,6 +184,7 @@ def simulate_memory(
         ledger.add("activations", first, last, local(value, _part(values[value])))
     producers = graph.producers()
     returned = set(graph.outputs)
+    carried = {op.operands[0] for op in graph.ops if op.primitive == "carry_next"}
     products = sorted(when[op.index] for op in graph.ops if op.primitive in PRODUCTS)
     given_up = _given_up(over or {}, intervals, values, local)
     for value, row in values.items():
@@ -188,7 +193,9 @@ def simulate_memory(
             continue
         start, stop = intervals[value]
         primitive = graph.ops[producers[value]].primitive
-        if pending:
+        if pending and primitive not in _LOOP_BUFFERS:
+            if value in carried and not stored[value]:
+                continue  # it is written into the carry
             # GPU: it is sent beside the next product, unless that waits for it
             sent_by = min(own_reads.get(value, ()), default=0) - 1
             following = bisect.bisect(products, start) if platform == "gpu" else len(products)
@@ -202,7 +209,7 @@ def simulate_memory(
             stop = start + 1 if moved else written_over(intervals, settled[value], start)
         elif value in returned:
             start = 0  # the caller's buffer, allocated before the step begins
-        elif primitive not in ("carry_init", "scan_stack"):
+        elif primitive not in _LOOP_BUFFERS:
             stop = min(stop, max([start + 1, *own_reads.get(value, ())]), given_up.get(value, stop))
         part = "residuals" if primitive == "scan_stack" else "results" if value in returned else "activations"
         ledger.add(part, min(start, since.get(value, start)), stop, local(value, row), given=value in returned)
