@@ -30,6 +30,7 @@ from ..sharding import (
     Partitioned,
     Rule,
     layout_of_places,
+    places_of_layout,
     reshard_steps,
 )
 from .constrain import finished, pin_values, turned_sums
@@ -102,7 +103,7 @@ def check(
     """
     graph = traced.graph
     held = held_values(graph, values, reads)
-    expected, moves = _communicating(graph, rules, axes, values, reads, held)
+    expected, moves = _communicating(graph, rules, axes, values, reads, outputs, held)
     producers = graph.producers()
     free = turned_sums(graph, values, reads, held)
     short = None
@@ -226,6 +227,7 @@ def _communicating(
     axes: MeshAxes,
     values: Mapping[int, np.ndarray],
     reads: Mapping[tuple[int, int], np.ndarray],
+    outputs: Sequence[Layout],
     held: Collection[int],
 ) -> tuple[dict[int, float], dict[Move, list[tuple[int, int]]]]:
     """The most bytes that the decision itself moves at an operation, and where it makes each move: (maker, reader).
@@ -236,7 +238,7 @@ def _communicating(
     producers = graph.producers()
     found: dict[int, float] = {}
     whole = [v for v, row in values.items() if v not in held and UNREDUCED in row.tolist()]
-    for value in (*whole, *graph.outputs):
+    for value in whole:
         found[producers[value]] = max(found.get(producers[value], 0.0), graph.values[value].bytes)
     for index, rule in enumerate(rules):
         for halo in rule.halos:
@@ -246,8 +248,10 @@ def _communicating(
                 found[index] = max(found.get(index, 0.0), size)
     moves: dict[Move, list[tuple[int, int]]] = {}
     moved: set[tuple[int, bytes]] = set()
-    for (op, position), row in reads.items():
-        value = graph.ops[op].operands[position]
+    taken = [(op, graph.ops[op].operands[position], row) for (op, position), row in reads.items()]
+    # who takes a result is the caller: after all operations
+    taken += [(len(graph.ops), v, places_of_layout(x, axes)) for v, x in zip(graph.outputs, outputs, strict=True)]
+    for op, value, row in taken:
         if value in values and values[value] is not row and not np.array_equal(values[value], row):
             steps = reshard_steps(values[value], row, graph.values[value].bytes, axes)
             sent = max((step.bytes for step in steps if step.kind != "all_slice"), default=0.0)

@@ -1,0 +1,34 @@
+"""What the partitioner sends and nobody decided is named, wherever it is sent."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh
+
+from jaxplan.ir import trace
+from jaxplan.lowering import check
+from jaxplan.lowering.order import Orders
+from jaxplan.search import graph_rules
+from jaxplan.sharding import Layout
+
+AXES = (("data", 8),)
+CUT, WHOLE = np.array([0], np.int8), np.array([-1], np.int8)
+
+
+@pytest.mark.parametrize("decided", [True, False])
+def test_what_is_gathered_for_a_result_is_unplanned_unless_it_was_decided(decided: bool) -> None:
+    """The argument is cut and the result whole: gathered on the way, whether the decision knows of it or not."""
+    traced = trace(jnp.sin, [jax.ShapeDtypeStruct((1024, 64), jnp.float32)], {})
+    graph = traced.graph
+    (argument,), (result,) = graph.inputs, graph.outputs
+    row = CUT if decided else WHOLE
+    checked = check(
+        traced, graph_rules(graph), Orders(axes=AXES, chosen={}), AXES, AbstractMesh((8,), ("data",)),
+        (Layout(dims=(("data",), ())),), (Layout(dims=((), ())),), {argument: row, result: row}, (),
+        reads={(0, 0): row}, waited=(), platform="tpu",
+    )  # fmt: skip
+    assert [c.kind for c, _ in checked.collectives] == ["all_gather"]
+    assert [c.kind for c, _ in checked.unplanned] == ([] if decided else ["all_gather"])
