@@ -64,8 +64,11 @@ class Dominance:
             extra_s = extra_s + self._least_extra(matrix)
         found &= extra_s <= 0
         np.fill_diagonal(found, False)
+        widest = max((matrix.shape[1] for matrix in edges), default=0)
+        if widest <= FIRST_COLUMNS:
+            return found  # that was all columns
         j, i = np.nonzero(found)
-        for columns in (NEXT_COLUMNS, None):
+        for columns in (NEXT_COLUMNS, None) if widest > NEXT_COLUMNS else (None,):
             extra_s = costs_s[j] - costs_s[i]
             for matrix in edges:
                 extra_s = extra_s + _extra(matrix[:, :columns], j, i)
@@ -76,14 +79,16 @@ class Dominance:
 
     def _least_extra(self, matrix: Floats) -> Floats:
         """[j, i]: what row j is over row i in some columns at most, and so no more than in all that i allows."""
-        if id(matrix) not in self._least:
-            columns = np.linspace(0, matrix.shape[1] - 1, min(FIRST_COLUMNS, matrix.shape[1])).astype(np.int64)
-            more, less = _sides(matrix[:, columns])
+        known = id(matrix)
+        if known not in self._least:
+            if matrix.shape[1] > FIRST_COLUMNS:
+                matrix = matrix[:, np.linspace(0, matrix.shape[1] - 1, FIRST_COLUMNS).astype(np.int64)]
+            more, less = _sides(matrix)
             extra_s = more[:, None, 0] - less[None, :, 0]
-            for column in range(1, columns.size):
+            for column in range(1, matrix.shape[1]):
                 np.maximum(extra_s, more[:, None, column] - less[None, :, column], out=extra_s)
-            self._least[id(matrix)] = extra_s
-        return self._least[id(matrix)]
+            self._least[known] = extra_s
+        return self._least[known]
 
 
 def _sides(matrix: Floats) -> tuple[Floats, Floats]:

@@ -41,6 +41,11 @@ class Profiles:
 
 
 def _profile(spans: Sequence[Span], used: Sequence[Ints], size: int) -> Profile:
+    if len(spans) == 1:  # most of them
+        (span,), (amount,) = spans, used
+        rows = np.stack([amount, np.zeros_like(amount)])
+        least, most = amount.min(keepdims=True), amount.max(keepdims=True)
+        return Profile(np.array(span), rows, np.concatenate([least, -least]), np.concatenate([most, -most]))
     at = sorted({step for span in spans for step in span})
     where = {step: i for i, step in enumerate(at)}
     rows = np.zeros((len(at), size), dtype=np.int64)

@@ -72,6 +72,7 @@ def reduce(
     """
     graph = Contraction(problem, matrices)
     limit = -1 if for_peak else problem.limit_bytes
+    compared: _Compared = {}
     try:
         for _ in range(MOST_ROUNDS):
             graph.settle()
@@ -79,7 +80,7 @@ def reduce(
             if peaks.overflow is not None and not for_peak:
                 reason = f"at time step {peaks.overflow} the least choices already exceed {limit} bytes"
                 return _give_up(problem, graph, reason)
-            if contract_only or not (_dominate(graph, peaks) | _eliminate(graph, peaks)):
+            if contract_only or not (_dominate(graph, peaks, compared) | _eliminate(graph, peaks)):
                 break
         else:
             graph.settle()
@@ -142,21 +143,39 @@ def _emit(
     )
 
 
-def _dominate(graph: Contraction, peaks: Peaks) -> bool:
+_Compared = dict[int, tuple[Floats, list[int], Sequence[tuple[int, int, Ints]]]]
+"""By node its costs, edges (by identity: their owner keeps them) and bytes when its strategies were last compared."""
+
+
+def _dominate(graph: Contraction, peaks: Peaks, compared: _Compared) -> bool:
     """Delete each strategy that another replaces, whatever the neighbours choose; say whether any went."""
     changed = False
     for node in graph.alive():
-        size = graph.size(node)
-        edges = list(graph.joined[node].values())
-        if size == 1 or any(size * matrix.size > MOST_DIFFERENCES for matrix in edges):
+        costs_s = graph.unary(node)
+        size = costs_s.size
+        if size == 1:
             continue
+        edges = list(graph.joined[node].values())
         own = peaks.usages.get(node, ())
+        known, these = compared.get(node), list(map(id, edges))
+        if known is not None and known[0] is costs_s and known[1] == these and _same(known[2], own):
+            continue
+        compared[node] = costs_s, these, own
+        if any(size * matrix.size > MOST_DIFFERENCES for matrix in edges):
+            continue
         used = graph.matrices.profiles.of([(a, b) for a, b, _ in own], [u for *_, u in own], size).rows
-        left = graph.matrices.dominance.left(graph.unary(node), edges, used)
+        left = graph.matrices.dominance.left(costs_s, edges, used)
         if left.size < size:
             changed = True
             graph.keep(node, left)
     return changed
+
+
+def _same(one: Sequence[tuple[int, int, Ints]], other: Sequence[tuple[int, int, Ints]]) -> bool:
+    """Whether the usages are the same arrays over the same peaks."""
+    return len(one) == len(other) and all(
+        a[0] == b[0] and a[1] == b[1] and a[2] is b[2] for a, b in zip(one, other, strict=True)
+    )
 
 
 def _eliminate(graph: Contraction, peaks: Peaks) -> bool:
