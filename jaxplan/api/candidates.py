@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..cost import CostModel, MemoryProfile, step_memory, traffic
+from ..cost import CostModel, MemoryProfile, least_memory, step_memory, traffic
 from ..errors import RuleError
 from ..ir import Traced
 from ..lowering import (
@@ -155,6 +155,15 @@ class Pipeline:
             waited=self.waited,
         )  # fmt: skip
 
+    def fits_nothing(self, axes: MeshAxes | None = None) -> bool:
+        """Whether it is plain without a search that no plan's simulated memory fits; `axes`: of another mesh."""
+        if self.target.profile.kind == "gpu":  # runs operations at other times for some layouts
+            return False
+        devices = math.prod(size for _, size in axes or self.target.axes)
+        space = self._free
+        least = least_memory(self.traced.graph, self.rules, self.crossing, space.values, space.reads, devices)
+        return least > self.budget_bytes
+
     def under(self, options: Options) -> Pipeline:
         """The same, priced once for both, searched under other options (that no price depends on)."""
         other = copy.copy(self)
@@ -174,8 +183,8 @@ class Pipeline:
     def templates(
         self, space: Space, input_pins: Mapping[int, Allowed]
     ) -> Iterator[tuple[str, Found | Nothing]]:
-        """Every template that the mesh has axes for, priced in `space`, which has `input_pins`."""
-        for name in TEMPLATES:
+        """Every template that the mesh has axes for, priced in `space`, with `input_pins`; none if nothing fits."""
+        for name in () if self.fits_nothing() else TEMPLATES:
             pins = self.template(name)
             if pins is not None:
                 self.say(f"pricing template {name}")
@@ -259,6 +268,8 @@ class Pipeline:
         near, chosen = near_least_peak(space, self.options.seed)
         if near is None:
             return Nothing(space=space, result=result)
+        if self.fits_nothing():
+            return Nothing(space=space, result=result, least=self.simulate(near))
         self.say("looking for the smallest peak once resharded copies are counted")
         points = tradeoff(space.problem, eps=NEAR - 1, time_limit_s=NEAR_LEAST_S, seed=self.options.seed)[
             0

@@ -68,6 +68,8 @@ def _smallest_mesh(pipeline: Pipeline) -> MeshAxes | None:
             if time.monotonic() > deadline:
                 return None
             larger = tuple((n, s * growth if a == grown else s) for a, (n, s) in enumerate(axes))
+            if pipeline.fits_nothing(larger):
+                continue
             memory = _least_memory(
                 pipeline, _space(pipeline, larger), larger, only_within=pipeline.budget_bytes
             )

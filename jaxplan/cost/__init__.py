@@ -3,6 +3,7 @@
 from .collectives import collective_seconds as collective_seconds
 from .collectives import collective_wire_bytes as collective_wire_bytes
 from .compute import roofline_seconds as roofline_seconds
+from .floor import least_memory as least_memory
 from .fusion import Traffic as Traffic
 from .fusion import traffic as traffic
 from .kinds import source_values as source_values
