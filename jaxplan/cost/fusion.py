@@ -34,6 +34,7 @@ from .residency import (
     unmoved,
     written_again,
 )
+from .squares import Squares, shared_squares
 from .tables import RowUpdate, row_updates, tiled_in_rows
 from .tiles import Tiling
 from .vector_kernels import VectorKernel, vector_kernels
@@ -57,7 +58,7 @@ class Traffic:
       over: TPU: for values those whose buffers they may take, see `overwritable`.
       images: TPU: values in the layout of convolutions, see `image_lanes`.
       rows: TPU: see `tiled_in_rows`; copied_images: see `copied_reads`; tables: see `row_updates`;
-        spread: see `spread_reads`.
+        spread: see `spread_reads`; squares: TPU: see `shared_squares`.
       kernels: TPU: for every operation the kernel of the vector unit that it is part of; else None throughout.
       producers: for every value the operation that makes it, or -1.
       times: when each operation runs, as the index of an operation.  TPU: what is fused runs as soon as its last
@@ -77,6 +78,7 @@ class Traffic:
     copied_images: tuple[tuple[int, int], ...]
     tables: tuple[RowUpdate, ...]
     spread: tuple[Spread, ...]
+    squares: tuple[Squares, ...]
     kernels: tuple[VectorKernel | None, ...]
     producers: tuple[int, ...]
     times: tuple[int, ...]
@@ -304,6 +306,7 @@ class _Kernels:
             copied_images=copied_reads(self.graph, self.rules, self.stored, self.producers) if tpu else (),
             tables=row_updates(self.graph, self.rules) if tpu else (),
             spread=spread_reads(self.graph, images) if images else (),
+            squares=shared_squares(flow, self.stored) if tpu else (),
             kernels=vector_kernels(flow, reads, writes, self._at_hand, self.op_level) if tpu else (None,) * len(reads),
             producers=tuple(self.producers),
             times=times,

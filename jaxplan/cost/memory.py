@@ -26,6 +26,7 @@ from .held_back import PRODUCTS
 from .images import lanes_read
 from .packing import gap_bytes
 from .residency import SecondStack
+from .squares import Squares, whole_squares
 from .tables import RowUpdate, table_copies, tiled_in_rows
 from .tiles import Tiling, device_bytes, gathered_bytes
 
@@ -85,6 +86,7 @@ def simulate_memory(
     copied_images: Sequence[tuple[int, int]] = (),
     tables: Sequence[RowUpdate] = (),
     spread: Sequence[Spread] = (),
+    squares: Sequence[Squares] = (),
     beside: Sequence[tuple[int, int, int]] = (),
 ) -> MemoryProfile:
     """The live sets of `graph`.
@@ -97,7 +99,7 @@ def simulate_memory(
       beside: (start, stop, bytes) of what else is copied.
       waited: values that wait behind a loop: until when, and the share of their bytes that they wait in.
       platform: "tpu", "gpu" or "cpu", see `device_bytes`; whole_sums: see `CostModel.whole_sums`;
-        images, over, copied_images, tables, spread: see `Traffic`.
+        images, over, copied_images, tables, spread, squares: see `Traffic`.
       lives: `lives_of(graph, stored, times)`, and rows: `tiled_in_rows(graph)`, where they are known.
       kinds: for every input position its kind ("parameter", "optimizer", ...).
       values, reads: the layout row of every value where it is made, and of every operand as it is read; values
@@ -173,6 +175,8 @@ def simulate_memory(
         ledger.add("copies", *other)
     for value, stop in _taken_out(graph, inside or (False,) * len(graph.values), when, values, reads).items():
         ledger.add("activations", intervals[value].start, stop, local(value, values[value]))
+    for value in whole_squares(squares, graph, values, reads):
+        ledger.add("activations", intervals[value].start, intervals[value].start + 1, local(value, values[value]))
     for value, (stop, share) in (waited or {}).items():
         if value in values and not stored[value]:
             later = graph.ops[stop:]

@@ -48,7 +48,7 @@ def step_memory(
         inside=crossing.inside, second_stacks=crossing.second_stacks, fills=crossing.fills, times=times,
         op_scratch=scratch,
         images=crossing.images, rows=crossing.rows, over=crossing.over, waited=waited, outputs=outputs,
-        copied_images=crossing.copied_images, tables=crossing.tables, spread=crossing.spread,
+        copied_images=crossing.copied_images, tables=crossing.tables, spread=crossing.spread, squares=crossing.squares,
         platform=model.profile.kind, whole_sums=model.whole_sums,
         lives=lives, beside=moved.copies if moved else (),
     )  # fmt: skip

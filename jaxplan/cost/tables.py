@@ -3,8 +3,9 @@
 An argument lies as its shape alone says, in the order that pads least; f32[200000, 64] by columns.  XLA for TPU copies
 it into rows to gather from it, or from a slice of it.  Its gradient, rows that are scattered into zeros, lies in rows
 too, and the optimizer's elementwise work is done in the gradient's order: the table's copy then stays from the first
-gather to the update, and what else the update reads and writes of that shape is copied into rows and back (SGD, Adagrad
-and Adam on tables of 32 to 650 columns; DLRM, T5 and an LSTM's vocabulary).  Where rows pad a lot and that is more than
+gather to the update, and what else the update reads and writes of that shape is copied into rows and back; which of
+several tables is updated last is the compiler's choice (of DLRM's, the largest before the small ones; SGD, Adagrad and
+Adam on tables of 32 to 650 columns; DLRM, T5 and an LSTM's vocabulary).  Where rows pad a lot and that is more than
 two tensors, the gradient is copied into columns instead (Adam on 64 and 160 columns, but not on 96, 100, 200 and 650;
 Adagrad on 32; compiled for v5e, jax 0.10.2, libtpu 0.0.42.1).
 """
@@ -91,6 +92,7 @@ def table_copies(
             key = value, row.tobytes()
             before = copies.get(key, TableCopy(value, when[op], needed[op], size))
             copies[key] = before._replace(start=min(before.start, when[op]), stop=max(before.stop, needed[op]))
+    last = max((when[producers[v]] for update in updates for _, v in update.updated), default=0)
     for update in updates:
         pairs = [(a, v) for a, v in update.updated if a in values and v in values and in_rows(a, values[v])]
         if not pairs:
@@ -104,7 +106,7 @@ def table_copies(
             row, at = values[value], when[producers[value]]
             first = min((copy.start for copy in copies.values() if copy.value == argument), default=at)
             kept = copies.pop((argument, row.tobytes()), TableCopy(argument, first, at + 1, in_rows(argument, row)))
-            yield kept._replace(start=min(kept.start, first), stop=max(kept.stop, at + 1))
+            yield kept._replace(start=min(kept.start, first), stop=max(kept.stop, last + 1))
     yield from copies.values()
 
 
