@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from .._jax import as_closed
 from ..errors import TraceError
@@ -99,6 +100,8 @@ def trace(
         ) from error
     lowered = stage.lojax
     jaxpr, consts = as_closed(lowered.jaxpr)
+    # What nothing needs is not lowered by jax either, and some of it can't be (a custom_vjp's tangent).
+    jaxpr, _ = dce_jaxpr(jaxpr, True, instantiate=True)
     if platform is not None:
         jaxpr = seen_into(jaxpr, ruled, platform)
     jaxpr = products_as_wanted(jaxpr)

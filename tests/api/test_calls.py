@@ -304,6 +304,28 @@ def test_control_flow_computes_the_same(program: Any, x_spec: P, mesh_4x2: Mesh)
 # -- constraints ----------------------------------------------------------------------------------------------
 
 
+@jax.custom_vjp
+def one_way(x: jax.Array) -> jax.Array:
+    return jnp.sin(x)
+
+
+one_way.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (g * jnp.cos(x),))
+
+
+def primal(x: jax.Array) -> jax.Array:
+    """Of a function without forward derivatives: jax can't lower the tangent, and need not."""
+    return jax.jvp(one_way, (x,), (jnp.ones_like(x),))[0]
+
+
+@pytest.mark.parametrize(
+    "program", [primal, jax.checkpoint(primal), lambda x: jax.lax.fori_loop(0, 3, lambda _, y: primal(y), x)]
+)
+def test_what_nothing_needs_is_not_lowered(program: Any, mesh_4x2: Mesh) -> None:
+    x = np.linspace(0, 1, 64, dtype=np.float32).reshape(8, 8)
+    found = jaxplan.auto_shard(program, mesh_4x2, constraints={"x": P("data")})(x)
+    np.testing.assert_allclose(found, jax.jit(program)(x), rtol=1e-6)
+
+
 def test_constraints_are_honoured(mesh_4x2: Mesh) -> None:
     state, x = arrays()
     plan = jaxplan.plan(
