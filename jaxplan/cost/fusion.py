@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..ir import Graph, Lives, Op, lives_of
 from ..sharding import Rule
+from .bodies import Body, bodies
 from .few_images import Spread, spread_reads
 from .fills import Fill, fills
 from .images import Lanes, copied_reads, image_lanes
@@ -64,6 +65,7 @@ class Traffic:
       times: when each operation runs, as the index of an operation.  TPU: what is fused runs as soon as its last
         operand is there, however late it is written (a weight's gradient with the optimizer's arithmetic at the end);
         GPU: products in loops run as late as they can.
+      bodies: by operation, what runs inside the `shard_map`s that the user wrote.
     """
 
     stored: tuple[bool, ...]
@@ -82,6 +84,7 @@ class Traffic:
     kernels: tuple[VectorKernel | None, ...]
     producers: tuple[int, ...]
     times: tuple[int, ...]
+    bodies: Mapping[int, Body] = field(default_factory=dict, repr=False)
     graph: Graph = field(repr=False, compare=False)
 
     @functools.cached_property
@@ -96,7 +99,7 @@ class Traffic:
 
 def traffic(graph: Graph, rules: Sequence[Rule], platform: str) -> Traffic:
     """What crosses memory in `graph` when XLA compiles it for `platform` ("tpu", "gpu" or "cpu"); see the module."""
-    return _Kernels(graph, rules, platform).traffic()
+    return replace(_Kernels(graph, rules, platform).traffic(), bodies=bodies(graph, platform, traffic))
 
 
 class _Kernels:

@@ -15,7 +15,8 @@ import numpy as np
 
 from ..hardware import AxisLink, Profile, sums_are_whole
 from ..ir import Graph, Op, Value
-from ..sharding import UNREDUCED, MeshAxes, Rule, Strategies, pieces
+from ..sharding import UNREDUCED, MeshAxes, Rule, Strategies, pieces, strategies
+from .bodies import Body
 from .collectives import collective_seconds, combined_share
 from .compute import roofline_seconds
 from .fusion import Traffic
@@ -167,8 +168,20 @@ class CostModel:
         dims = None
         if rule.matmul and len(rule.operands) > 1:
             dims = self._dims(rule, options, math.prod(graph.values[op.results[0]].shape))
+        if op.index in crossing.bodies:
+            return np.full(len(options), self._body_seconds(crossing.bodies[op.index]))
         made_s = roofline_seconds(flops, local_bytes, dtype, self.profile, matmul=rule.matmul, dims=dims)
         return np.asarray(made_s + self.memory_seconds(parts))
+
+    def _body_seconds(self, body: Body) -> float:
+        """Compute seconds of one device's program, without what it sends."""
+        alone = replace(self, axes=(), links=())
+        ops = [body.graph.ops[index] for index in body.priced]
+        rules = [body.rules[op.index] for op in ops]
+        return sum(
+            float(alone.op_seconds(op, rule, strategies(rule, ()), body.graph, body.crossing)[0]) * op.trips
+            for op, rule in zip(ops, rules, strict=True)
+        )
 
     def _streamed_bytes(
         self, tensor: Value, size_bytes: float, places: np.ndarray, kernel: VectorKernel | None

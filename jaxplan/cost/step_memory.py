@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from ..ir import Graph, lives_of
 from ..sharding import MeshAxes
+from .bodies import Body
 from .few_images import moved_pixels
 from .fusion import Traffic
 from .held_back import held_back
@@ -43,6 +45,7 @@ def step_memory(
         times, reads = moved.times, moved.reads
         lives = lives_of(graph, moved.stored, times)
     scratch = split_scratch(graph, axes, reads, model.profile) | pooling_scratch(graph, axes, reads, model.profile)
+    scratch |= {index: _peak_inside(body, model) for index, body in crossing.bodies.items()}
     return simulate_memory(
         graph, axes, crossing.stored, kinds, values, reads,
         inside=crossing.inside, second_stacks=crossing.second_stacks, fills=crossing.fills, times=times,
@@ -52,3 +55,12 @@ def step_memory(
         platform=model.profile.kind, whole_sums=model.whole_sums,
         lives=lives, beside=moved.copies if moved else (),
     )  # fmt: skip
+
+
+def _peak_inside(body: Body, model: CostModel) -> int:
+    """The most that a `shard_map`'s body has in memory besides its operands and results, which count outside."""
+    values, reads = body.rows
+    kinds = ["operand"] * len(body.graph.inputs)
+    found = step_memory(body.graph, (), replace(model, axes=(), links=()), body.crossing, kinds, values, reads, {})
+    ends = sum(body.graph.values[v].bytes for v in {*body.graph.inputs, *body.graph.outputs})
+    return max(found.peak_bytes - int(ends), 0)

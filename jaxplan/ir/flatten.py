@@ -38,6 +38,9 @@ What they say beside it concerns differentiation and batching, which are over, o
 """
 
 
+_TYPES = frozenset({"pcast", "pvary", "reshard"})
+"""Types alone: within a `shard_map`, or (in its derivatives) of Explicit axes, of which a plan's mesh has none."""
+
 SEEN_THROUGH = frozenset({*_CALLS, "custom_linear_solve"})
 """Primitives that `call_of` knows."""
 
@@ -136,6 +139,8 @@ class Flattener:
         key = (eqn.source_info.traceback, self._source)
         if key not in self._sources:
             self._sources[key] = source_of(eqn, self._source)
+        if self._sources[key] == UNKNOWN and eqn.primitive.name == "shard_map":  # run again, under jax.checkpoint
+            return next(filter(UNKNOWN.__ne__, map(source_of, as_closed(eqn.params["jaxpr"])[0].eqns)), UNKNOWN)
         return self._sources[key]
 
     def captured(self, aval: Any, name: str) -> int:
@@ -223,18 +228,16 @@ class Flattener:
             results = self._while(eqn, position, operands, frame, trips)
         elif name == "cond":
             results = self._cond(eqn, position, operands, frame, trips)
+        elif name in _TYPES:
+            results = operands
         else:
-            results = [
-                self.value(v.aval, f"{name}", Site(frame, "result", position, i))
-                for i, v in enumerate(eqn.outvars)
-            ]
+            made = enumerate(eqn.outvars)
+            results = [self.value(v.aval, f"{name}", Site(frame, "result", position, i)) for i, v in made]
             sites = [Site(frame, "operand", position, i) for i in range(len(operands))]
             params, source = eqn.params, self._source
             if name == "sharding_constraint" and self._restate is not None:
                 params = self._restate(params, source)
-            self.emit(
-                name, params, operands, results, trips=trips, source=source, sites=sites, equation=eqn
-            )
+            self.emit(name, params, operands, results, trips=trips, source=source, sites=sites, equation=eqn)
         self._source = around
         env.update(zip(eqn.outvars, results, strict=True))
 

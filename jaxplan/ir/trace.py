@@ -188,6 +188,18 @@ def _flatten(
     return graph
 
 
+def graph_of_body(body: Any, name: str) -> Graph:
+    """The flat view of an equation's jaxpr, open or closed, by itself: what one device runs of a `shard_map`."""
+    jaxpr, consts = as_closed(body)
+    flattener = Flattener(16.0)
+
+    def leaves(side: str, atoms: Sequence[Any]) -> tuple[Leaf, ...]:
+        return tuple(_leaf(f"{side}/{i}", atom.aval) for i, atom in enumerate(atoms))
+
+    inputs, outputs = leaves("operand", jaxpr.invars), leaves("result", jaxpr.outvars)
+    return _flatten(name, jaxpr, consts, inputs, outputs, (), frozenset(), flattener)
+
+
 def _told(graph: Graph, stated: Mapping[int, Stated]) -> Graph:
     """The graph, with a word on shardings stated within it, by a `jax.jit` of a part."""
     ends = {*graph.inputs, *graph.outputs}

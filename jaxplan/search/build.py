@@ -202,7 +202,8 @@ class _Builder:
     def _op_cost(self, op: Op, rule: Rule, options: Strategies) -> np.ndarray:
         moved = (self.crossing.reads[op.index], self.crossing.writes[op.index])
         dtype = self.graph.values[op.operands[0]].dtype if op.operands else ""
-        key = ("cost", id(rule), id(options), op.trips, moved, dtype, op.primitive, self.crossing.kernels[op.index])
+        kernel, body = self.crossing.kernels[op.index], id(self.crossing.bodies.get(op.index))
+        key = ("cost", id(rule), id(options), op.trips, moved, dtype, op.primitive, kernel, body)
         if key not in self._cache:
             seconds = self.model.op_seconds(op, rule, options, self.graph, self.crossing)
             seconds = seconds + self.model.halo_seconds(op, rule, options, self.graph)

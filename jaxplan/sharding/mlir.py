@@ -38,6 +38,7 @@ class Visit(NamedTuple):
       frame: number of the block that it stands in.
       operands, results: numbers of its values.
       operand_layouts, layouts: the shardings of operands and results; a value without one is replicated.
+      within: the scope of the `shard_map` that it stands in, "" for none: names begin anew inside.
     """
 
     op: Any
@@ -48,6 +49,7 @@ class Visit(NamedTuple):
     results: tuple[int, ...]
     operand_layouts: tuple[Dims, ...]
     layouts: tuple[Dims, ...]
+    within: str = ""
 
 
 Made = tuple[str, str, tuple[tuple[int, ...], ...], tuple[Dims, ...], float]
@@ -228,7 +230,7 @@ class Walk:
 
     def _block(
         self, block: Any, arguments: Sequence[tuple[int, Dims]], outer: Mapping[Any, tuple[int, Dims]],
-        scope: str, trips: float,
+        scope: str, trips: float, within: str = "",
     ) -> Iterator[Visit]:  # fmt: skip
         frame = self._number()
         env = dict(outer)
@@ -250,6 +252,7 @@ class Walk:
                 results=results,
                 operand_layouts=tuple([layout for _, layout in operands]),
                 layouts=layouts,
+                within=within,
             )
             yield visit
             if name in _REGIONS:
@@ -288,14 +291,14 @@ class Walk:
         if op.name == "stablehlo.while":
             count = trip_count(op)
             trips *= self._while_trips if count is None else count
-        moved = False
+        moved, within = False, visit.scope if op.name == "sdy.manual_computation" else visit.within
         for region in op.regions:
             for block in region.blocks:
                 inside = visit.layouts if op.name == "stablehlo.while" else ()
                 if op.name in ("sdy.manual_computation", "sdy.named_computation"):
                     inside = tuple(((),) * len(shape_of(v)[0]) for v in block.arguments)
                 arguments = [(self._number(), layout) for layout in inside]
-                for inner in self._block(block, arguments, env, visit.scope, trips):
+                for inner in self._block(block, arguments, env, visit.scope, trips, within):
                     moved = moved or inner.op.name in MOVING
                     yield inner
         if moved and op.name == "stablehlo.while" and count is None:

@@ -21,7 +21,7 @@ from .contested import settle_contractions
 from .exchanged import exchanges
 from .flows import Flow, flows_of
 from .groups import axes_of_groups, axes_of_pairs
-from .imported import as_xla_imports
+from .imported import as_xla_imports, joined
 from .mlir import (
     Dims,
     Visit,
@@ -61,6 +61,7 @@ class Collective:
       trips: how often it runs in one step.
       scope: the `jax.named_scope` path of the operation that needs it.
       shape, dtype: of its result, global; of the whole tensor whose edges are exchanged.
+      written: by the user, or for a kernel, in a `shard_map`; the partitioner only carries it out.
     """
 
     kind: CollectiveKind
@@ -70,6 +71,7 @@ class Collective:
     scope: str
     shape: tuple[int, ...]
     dtype: str
+    written: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -278,7 +280,8 @@ def _written(visit: Visit, sizes: dict[str, int]) -> Collective:
     values = visit.op.results if gathered else visit.op.operands
     layouts = visit.layouts if gathered else visit.operand_layouts
     size = sum(local_bytes(v, layout, sizes) for v, layout in zip(values, layouts, strict=True))
-    return _collective(visit, kind, axes, size, sizes)
+    scope = joined(visit.within, visit.scope)
+    return replace(_collective(visit, kind, axes, size, sizes), scope=scope, written=True)
 
 
 def _group_axes(groups: Any, mesh_axes: MeshAxes) -> tuple[str, ...]:

@@ -124,6 +124,19 @@ def test_the_flops_of_products_are_those_that_xla_counts(case: Case) -> None:
     assert rule_for(eq.shapes).flops == counted
 
 
+def test_points_of_a_kernel_that_meet_no_image_are_no_work() -> None:
+    """The gradient, for the kernel, of a convolution's gradient slides images over the kernel."""
+    long = Case(
+        primitive="conv_general_dilated", label="longer than the image", args=(real(8, 3, 3, 8), real(32, 32, 8, 16)),
+        fn=lambda x, w: jax.lax.conv_general_dilated(
+            x, w, (1, 1), [(32, 32)] * 2, dimension_numbers=("NHWC", "HWIO", "NHWC")
+        ),
+    )  # fmt: skip
+    eq = equation(long)
+    counted = jax.jit(eq.fn).lower(*eq.operands).cost_analysis()["flops"]
+    assert counted <= rule_for(eq.shapes).flops <= 1.3 * counted  # it says nothing of results beside the image
+
+
 def test_a_carry_has_one_layout() -> None:
     (case,) = (c for c in CASES if c.primitive == "carry_next")
     found = strategies(rule_for(equation(case).shapes), (("a", 2), ("b", 2)))

@@ -1,0 +1,78 @@
+"""What runs inside a `shard_map`: one device's program, whose shapes no plan changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..ir import Graph, Op, graph_of_body
+from ..sharding import OpShapes, Rule, rule_for
+from .kinds import source_values
+
+if TYPE_CHECKING:
+    from .fusion import Traffic
+
+
+@dataclass(frozen=True, kw_only=True)
+class Body:
+    """The body of a `shard_map`.
+
+    Attributes:
+      graph: at the shapes of one device; rules, crossing: of its operations, see `traffic`.
+      priced: its operations that take time, those that the user wrote to communicate aside.
+    """
+
+    graph: Graph
+    rules: tuple[Rule, ...]
+    crossing: Traffic
+    priced: tuple[int, ...]
+
+    @property
+    def rows(self) -> tuple[dict[int, np.ndarray], dict[tuple[int, int], np.ndarray]]:
+        """Layout rows over no axis: of every value that is made, and of every operand as it is read."""
+        whole = np.empty(0, np.int64)
+        free = source_values(self.graph, self.rules)
+        values = {v.index: whole for v in self.graph.values if not free[v.index]}
+        reads = {(op.index, i): whole for op in self.graph.ops for i, v in enumerate(op.operands) if v in values}
+        return values, reads
+
+
+def bodies(
+    graph: Graph, platform: str, traffic: Callable[[Graph, Sequence[Rule], str], Traffic]
+) -> Mapping[int, Body]:
+    """By operation, the bodies of the step's `shard_map`s."""
+    return {op.index: _body(op, platform, traffic) for op in graph.ops if op.primitive == "shard_map"}
+
+
+def _body(op: Op, platform: str, traffic: Callable[[Graph, Sequence[Rule], str], Traffic]) -> Body:
+    graph = graph_of_body(op.params["jaxpr"], op.source)
+    rules = tuple(_rule(graph, inner) for inner in graph.ops)
+    free = source_values(graph, rules)
+    idle = ("carry_next", "while_test", *_WRITTEN)
+    priced = (
+        inner.index
+        for inner in graph.ops
+        if inner.primitive not in idle and not (inner.results and all(free[v] for v in inner.results))
+    )
+    return Body(graph=graph, rules=rules, crossing=traffic(graph, rules, platform), priced=tuple(priced))
+
+
+def _rule(graph: Graph, op: Op) -> Rule:
+    operands, results = ([graph.values[v] for v in side] for side in (op.operands, op.results))
+    return rule_for(
+        OpShapes(
+            primitive=op.primitive, params=op.params, operands=tuple(v.shape for v in operands),
+            results=tuple(v.shape for v in results), operand_dtypes=tuple(v.dtype for v in operands),
+            result_dtypes=tuple(v.dtype for v in results), equation=op.equation,
+        )
+    )  # fmt: skip
+
+
+_WRITTEN = frozenset(
+    {"all_gather", "all_gather_invariant", "all_to_all", "pbroadcast", "pmax", "pmin", "ppermute",
+     "psum", "psum2", "psum_invariant", "psum_scatter", "ragged_all_to_all", "reduce_scatter", "axis_index"}
+)  # fmt: skip
+"""The partitioner names what these send."""
