@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import re
 from collections.abc import Callable, Sequence
 
@@ -60,6 +61,12 @@ def told_apart(values: Sequence[float], units: Sequence[tuple[float, str]]) -> C
     differ = [(a, b) for a, b in itertools.pairwise(values) if a != b]
     enough = (n for n in range(fewest, MOST_DIGITS) if all(words(a, n) != words(b, n) for a, b in differ))
     return functools.partial(words, digits=next(enough, MOST_DIGITS))
+
+
+def round_step(rough: float) -> float:
+    """1, 2 or 5 times a power of ten: the least that is not under `rough`, which is positive."""
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))
 
 
 def parse_bytes(text: int | float | str) -> int:

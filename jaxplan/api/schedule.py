@@ -5,12 +5,16 @@ collective that the task doesn't wait for, and nothing that the task made is alr
 finish sums follow their operation; those that bring operands into layout stand before it.  An operand that is there
 from the start (an argument, a slice of a stack) is fetched no earlier than needed to hide it: a scheduler that fetched
 all weights at once would fill the memory with them.
+
+What only rewrites such an operand (slices residuals off their stacks, casts a weight) is a task of its own where it is
+read first, which waits for nothing: it fills what communication leaves idle, as in what XLA compiles, whose schedules
+put a layer's slices beside the collectives of its backward pass (experiments/quality).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -81,6 +85,7 @@ class _Writer:
         self.made_by: dict[int, frozenset[int]] = {}
         self.computations: list[int] = []
         self.early = {*graph.inputs, *graph.constants}
+        self.held_back: dict[int, Op] = {}
         self.open = -1
         self.fence = 0
         self.at: dict[int, _Sent] = defaultdict(_Sent)
@@ -120,14 +125,17 @@ class _Writer:
         for op in (*self.graph.ops, None):
             position = len(self.graph.ops) if op is None else op.index
             for loop in leaves[position]:
+                self._bring_all(v for v, op in self.held_back.items() if op.index >= loop.start)
                 self._barrier(f"end of {loop.kind}", loop)
                 for item in self.leaving[loop]:
                     self._send(item, loop.source, frozenset())
             if op is None:
+                self._bring_all(self.held_back)
                 break
             for loop in enters[position]:
                 for item in self.entering[loop]:
                     self._send(item, loop.source, frozenset())
+                self._bring_all(v for op in self.graph.ops[loop.start : loop.stop] for v in op.operands)
                 self._barrier(loop.kind, loop)
             self._op(op)
         for item in self.unknown:
@@ -141,6 +149,14 @@ class _Writer:
         )  # fmt: skip
 
     def _op(self, op: Op) -> None:
+        early = self._early(op) and not self._made(op.operands)
+        if early and op.index not in self.at and op.index not in self.sent:
+            self.early |= set(op.results)
+            if self.compute_s.get(op.index, 0.0) > 0 or any(v in self.held_back for v in op.operands):
+                self.held_back |= dict.fromkeys(op.results, op)
+            return
+        for value in op.operands:
+            self._bring(value, apart=not early)
         fetched: dict[int, frozenset[int]] = {}
         for item in self.at[op.index].fetch if op.index in self.at else ():
             moved = _moved(self.graph, op, item)
@@ -150,7 +166,7 @@ class _Writer:
                 fetched[value] = frozenset({task})
         waits = self._made([v for v in op.operands if v not in fetched]).union(*fetched.values())
         seconds_s = self.compute_s.get(op.index, 0.0)
-        early = not waits and self._early(op)
+        early = early and not waits
         if seconds_s > 0:
             task = self._compute(op, seconds_s, waits)
             waits = frozenset() if early else frozenset({task})
@@ -162,10 +178,29 @@ class _Writer:
         if op.index in self.sent:
             self.open = -1
 
+    def _bring(self, value: int, *, apart: bool) -> None:
+        """Run what makes a value that was held back: as a task of its own, or in front of what is sent early."""
+        op = self.held_back.get(value)
+        if op is None:
+            return
+        for result in op.results:
+            self.held_back.pop(result, None)
+        for operand in op.operands:
+            self._bring(operand, apart=apart)
+        seconds_s = self.compute_s.get(op.index, 0.0)
+        waits = self._made(op.operands)
+        if seconds_s > 0:
+            before, self.open = self.open, -1 if apart else self.open
+            task = self._compute(op, seconds_s, waits)
+            self.open = before if apart else self.open
+            waits = frozenset({task}) if apart else frozenset()
+        for result in op.results:
+            self.made_by[result] = waits
+
     def _early(self, op: Op) -> bool:
         """Whether `op` only rewrites one tensor that is there from the start: a weight's cast, reshape, transpose.
 
-        Its time counts where it stands, but a scheduler moves it as early as who fetches the result wants it.
+        A scheduler moves it as early as who fetches the result wants it.
         """
         tensors = {v for v in op.operands if self.graph.values[v].shape}
         return op.primitive == "scan_slice" or (len(tensors) <= 1 and tensors <= self.early)
@@ -184,7 +219,7 @@ class _Writer:
 
     def _compute(self, op: Op, seconds_s: float, waits: frozenset[int]) -> int:
         sent = {task for task in waits if self.drafts[task].kind != COMPUTE}
-        if self.open < 0 or not sent <= self.drafts[self.open].after:
+        if self.open < 0 or not sent <= self.drafts[self.open].after or max(waits, default=-1) > self.open:
             self.open = self._add(_Draft(op.primitive, COMPUTE, (COMPUTE,), op.trips, frozenset(), op.source))
             self.computations.append(self.open)
         draft = self.drafts[self.open]
@@ -208,6 +243,10 @@ class _Writer:
 
     def _seconds(self, item: Collective) -> float:
         return self.sent_s[item]
+
+    def _bring_all(self, values: Iterable[int]) -> None:
+        for value in list(values):
+            self._bring(value, apart=True)
 
     def _barrier(self, name: str, loop: Loop) -> None:
         waits = frozenset(range(self.fence, len(self.drafts)))

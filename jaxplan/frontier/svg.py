@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from ..units import round_step
+
 #: Ticks on an axis, about.
 TICKS = 8
 
@@ -33,9 +35,7 @@ class Scale:
         """A little wider than from `low` to `high`, or than what is one value."""
         margin = (high - low) * 0.08 or abs(high) * 0.02 or 1.0
         unit, name = next(((size, name) for size, name in units if size <= high), units[-1])
-        rough = (high - low + 2 * margin) / TICKS / unit
-        power = 10.0 ** math.floor(math.log10(rough))
-        step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))
+        step = round_step((high - low + 2 * margin) / TICKS / unit)
         return cls(low=max(low - margin, 0.0), high=high + margin, unit=unit, name=name, step=step * unit)
 
     @property

@@ -13,7 +13,7 @@ from ..sharding import Collective, Rule
 def collective_prices(
     graph: Graph, rules: Sequence[Rule], model: CostModel, collectives: Sequence[tuple[Collective, int]]
 ) -> tuple[float, ...]:
-    """Seconds of all runs of each collective, hidden or not; 0 for those that move nothing.
+    """Seconds of all runs of each collective, hidden or not, and of what packs it; 0 for those that move nothing.
 
     Args:
       collectives: with the operation that needs each, -1 where it is not known.
@@ -28,7 +28,8 @@ def collective_prices(
         return min((shares[v] for v in around if graph.values[v].shape == item.shape), default=1.0)
 
     def seconds(item: Collective, op: int) -> float:
-        whole = model.collective_over(item.kind, item.bytes, item.axes, start_share=share(item, op)) * item.trips
+        sent_s = model.collective_over(item.kind, item.bytes, item.axes, start_share=share(item, op))
+        whole = (sent_s + model.packing_seconds(item.kind, item.axes)) * item.trips
         return whole if item.shape else whole / scalars[item.kind, item.axes]
 
     return tuple(0.0 if item.kind == "all_slice" else seconds(item, op) for item, op in collectives)

@@ -62,7 +62,8 @@ def solve(
 
 def _layers(arena: Arena) -> None:
     order = _order(arena.flat)
-    flat, count = flatten(_shifted(_in_order(arena.reduction.problem, order))), order.size
+    flat, count = flatten(_shifted(_in_order(arena.reduction.problem, order), arena)), order.size
+    arena.check_clock()
     slot, n_slots = _slots(flat)
     degree = np.array([int((flat.near_node[a:b] < n).sum()) for n, (a, b) in enumerate(_ranges(flat))])
     previous = np.concatenate([[1], flat.size[:-1]])
@@ -110,10 +111,11 @@ def _in_order(problem: StrategyProblem, order: Ints) -> StrategyProblem:
     )
 
 
-def _shifted(problem: StrategyProblem) -> StrategyProblem:
+def _shifted(problem: StrategyProblem, arena: Arena) -> StrategyProblem:
     """The same problem with its costs shifted to the earlier nodes: whatever is chosen costs the same."""
     dual = DualAscent(problem)
     for _ in range(SWEEPS):
+        arena.check_clock()
         dual.sweep()
     size, at = dual.flat.size, dual.flat.at
     nodes = tuple(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from ..plans import COMPUTE
-from ..units import format_bytes, format_seconds
+from ..units import SECONDS, format_bytes, format_seconds, round_step
 from .timeline import Event, Timeline
 
 _LEFT, _WIDTH, _ROW, _GAP, _TOP = 120, 1080, 34, 12, 92
@@ -14,6 +14,7 @@ _COLOURS = {
     COMPUTE: "#4c78a8", "all_gather": "#e58b2d", "all_reduce": "#d9605f", "reduce_scatter": "#b07aa1",
     "all_to_all": "#5aa157", "collective_permute": "#6fb3ae",
 }  # fmt: skip
+_TICKS = 8
 _THINNEST = 0.15
 """Pixels: what is narrower is drawn as wide as this, so that nothing which is there looks absent."""
 
@@ -124,11 +125,12 @@ def _memory(timeline: Timeline, scale: float, top: int) -> list[str]:
 
 
 def _axis(timeline: Timeline, scale: float, y: int) -> list[str]:
+    unit, name = next((one for one in SECONDS if timeline.step_s >= one[0]), SECONDS[-1])
+    step = round_step(max(timeline.step_s, 1e-30) / unit / _TICKS)
     parts = []
-    for part in range(6):
-        time_s = timeline.step_s * part / 5
-        x = _LEFT + time_s * scale
+    for number in range(int(timeline.step_s / unit / step + 1e-9) + 1):
+        x = _LEFT + number * step * unit * scale
         parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP - 5}" y2="{y}" class="tick"/>')
-        label = format_seconds(time_s)
+        label = f"{number * step:g} {name}"
         parts.append(f'<text x="{x:.1f}" y="{y + 16}" class="soft" text-anchor="middle">{label}</text>')
     return parts

@@ -167,3 +167,16 @@ def test_sums_over_a_whole_solid_cost_what_an_all_reduce_costs() -> None:
     for axis in every:
         scattered = model.collective_over("reduce_scatter", 1e8, (axis,))
         assert 2 * scattered == pytest.approx(model.collective_over("all_reduce", 1e8, (axis,)))
+
+
+@pytest.mark.parametrize(("name", "kernels"), [("h100", 1), ("tpu-v5e", 0)])
+def test_the_search_pays_for_the_kernel_that_packs_a_collective_on_gpu(name: str, kernels: int) -> None:
+    profile, axes = load_profile(name), (("data", 4), ("model", 1))
+    links = axis_links(profile, axes)
+    model = CostModel(profile=profile, axes=axes, links=tuple(links[name] for name, _ in axes))
+    sent_s = model.collective_over("all_gather", 2.0**20, ("data",))
+    paid_s = float(model.collective("all_gather", np.array(2.0**20), (0,)))
+    assert paid_s - sent_s == pytest.approx(kernels * profile.op_overhead_s)
+    # nothing is sent, nothing is packed
+    assert float(model.collective("all_slice", np.array(2.0**20), (0,))) == 0
+    assert float(model.collective("all_gather", np.array(2.0**20), (1,))) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 
 import numpy as np
 import pytest
@@ -133,3 +134,18 @@ def test_progress_ends_at_the_result(name: str) -> None:
         assert reports == [(best_s, bound_s) for _, best_s, bound_s in result.history]
         if result.assignment:
             assert reports[-1][0] == result.objective_s
+
+
+def test_layer_dp_looks_at_the_clock_while_it_prepares(monkeypatch: pytest.MonkeyPatch) -> None:
+    from jaxplan.search import layer_dp, warm
+
+    search, swept = warm.warmed("layer_dp"), 0
+
+    def slow(dual: layer_dp.DualAscent) -> None:
+        nonlocal swept
+        swept += 1
+        time.sleep(0.05)
+
+    monkeypatch.setattr(layer_dp.DualAscent, "sweep", slow)
+    search(warm._ring(), time_limit_s=0.5)
+    assert 1 <= swept <= 11

@@ -155,6 +155,13 @@ def test_the_picture_draws_every_event(plan: Plan, tmp_path: Path) -> None:
     assert "scan, 6 runs" in text
 
 
+def test_the_picture_s_ticks_are_round_and_of_one_unit(tmp_path: Path) -> None:
+    timeline_of(task(3.0755e-3)).to_svg(tmp_path / "line.svg")
+    text = list(ElementTree.parse(tmp_path / "line.svg").getroot().itertext())
+    ticks = [words for words in text if words.endswith(" ms") and words[0].isdigit() and "step" not in words]
+    assert ticks[-7:] == ["0 ms", "0.5 ms", "1 ms", "1.5 ms", "2 ms", "2.5 ms", "3 ms"]
+
+
 def test_the_text_names_what_is_not_hidden(plan: Plan) -> None:
     text = str(simulate(plan))
     assert "train" not in text.splitlines()[0]
