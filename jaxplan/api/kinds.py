@@ -19,10 +19,10 @@ dimension of the weight is so in more than two.  Products among weights alone (l
 def input_kinds(graph: Graph, rules: Sequence[Rule]) -> tuple[str, ...]:
     """For every input: "parameter", "optimizer", "state" or "batch".
 
-    State comes back as a result.  A parameter is floating-point state that reaches a matrix product and, where the step
-    returns more than state (a loss), reaches that too: momentum that is orthogonalised or projected meets matrix
-    products, but no loss depends on it.  What only reaches the next state (moments, averages) is optimizer state, also
-    where the next state is that of the next iteration of a loop of updates.
+    State comes back as a result.  A parameter is floating-point state that reaches a matrix product of two that depend
+    on inputs and, where the step returns more than state (a loss), reaches that too: momentum that is orthogonalised or
+    projected meets matrix products, but no loss depends on it.  What only reaches the next state (moments, averages) is
+    optimizer state, also where the next state is that of the next iteration of a loop of updates.
 
     What has a batch of its own and comes back (a cache, environments that a policy acts in) is state, no parameter: its
     batch is the first dimension of every product that it goes through beside something without it.
@@ -33,7 +33,7 @@ def input_kinds(graph: Graph, rules: Sequence[Rule]) -> tuple[str, ...]:
     model) are parameters too.  Indices that a step only reads are data: where they don't have this dimension (edges of
     a graph, bags of rows), what shares one with them is batch as they are.
     """
-    to_products = _reaching(graph, (), [rule.matmul for rule in rules])
+    to_products = _reaching(graph, (), _products_of_two(graph, rules))
     nowhere = [False] * len(graph.ops)
     is_state = {o for _, o in graph.aliases}
     to_results = _reaching(graph, [v for o, v in enumerate(graph.outputs) if o not in is_state], nowhere)
@@ -62,7 +62,23 @@ def input_kinds(graph: Graph, rules: Sequence[Rule]) -> tuple[str, ...]:
             kinds.append("state")
         else:
             kinds.append("parameter" if reaches[value] else "optimizer")
+    if "parameter" not in kinds:  # a simulation: nothing is optimised
+        kinds = ["state" if kind == "optimizer" else kind for kind in kinds]
     return tuple(kinds)
+
+
+def _products_of_two(graph: Graph, rules: Sequence[Rule]) -> list[bool]:
+    """For every operation whether it is a product in which inputs meet; one with a constant (a stencil, a transform) is
+    as linear as any other operation."""
+    given = [False] * len(graph.values)
+    for value in graph.inputs:
+        given[value] = True
+    for op in graph.ops:  # what a loop carries starts out as what it becomes
+        for value in op.results:
+            given[value] = any(given[v] for v in op.operands)
+    return [
+        rule.matmul and sum(given[v] for v in op.operands) > 1 for op, rule in zip(graph.ops, rules, strict=True)
+    ]
 
 
 def _is_number(tensor: Value) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 
@@ -88,3 +89,21 @@ def test_what_lies_beside_indices_that_are_only_read_is_batch() -> None:
     shapes = (WEIGHTS, S((512, DIM), "float32"), *bags, S((ROWS, DIM), "float32"))
     found = kinds(step, *shapes)
     assert [found[name] for name in ("table", "indices", "shares", "x")] == ["parameter", "batch", "batch", "batch"]
+
+
+def test_what_a_simulation_carries_is_state() -> None:
+    """Products with constants make nothing a weight, and what reaches none is no optimizer's."""
+    directions = np.random.default_rng(0).normal(size=(9, 2)).astype(np.float32)
+
+    def step(flow: Any, place: Any, wall: Any) -> Any:
+        def move(flow: Any, _: Any) -> Any:
+            speed = jnp.einsum("ia,iyx->ayx", directions, flow) / flow.sum(0)
+            wanted = jnp.einsum("ia,ayx->iyx", directions, speed)
+            return jnp.where(wall, flow, jnp.roll(wanted, 1, 1)), speed.mean()
+
+        flow, speeds = lax.scan(move, flow, None, 4)
+        return flow, {"at": place["at"] + speeds.mean()}, speeds
+
+    shapes = S((9, ROWS, DIM), "float32"), {"at": S((ROWS, 3), "float32")}, S((ROWS, DIM), "bool")
+    traced = trace(step, shapes, {}, donate_argnums=(0, 1))
+    assert input_kinds(traced.graph, graph_rules(traced.graph)) == ("state", "state", "batch")
