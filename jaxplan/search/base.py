@@ -109,7 +109,7 @@ class Incumbent:
         self.enough_s = enough_s
         self.evaluator = Evaluator(problem)
         # What rounding can make of costs that cancel.
-        self._noise_s = 1e-12 * math.fsum(float(abs(node.costs_s).max()) for node in problem.nodes)
+        self._noise_s = 1e-12 * math.fsum(self.evaluator.largest_costs().tolist())
         self.assignment: tuple[int, ...] = ()
         self.objective_s, self.bound_s = math.inf, -math.inf
         self.started = time.monotonic()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import ArgumentError
-from .problem import Bools, Ints, StrategyProblem
+from .problem import Bools, Floats, Ints, StrategyProblem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +63,12 @@ class Evaluator:
         bounds = np.array([(u.start, u.stop) for u in usages], dtype=np.int64).reshape(-1, 2)
         self._times, where = np.unique(bounds, return_inverse=True)
         self._where = where.reshape(-1, 2)
+
+    def largest_costs(self) -> Floats:
+        """The largest of each node's costs, by amount."""
+        if not self._sizes.size:
+            return self._node_costs
+        return np.maximum.reduceat(np.abs(self._node_costs), self._node_offset)
 
     @property
     def times(self) -> Ints:
