@@ -223,7 +223,9 @@ class _Writer:
             self.open = self._add(_Draft(op.primitive, COMPUTE, (COMPUTE,), op.trips, frozenset(), op.source))
             self.computations.append(self.open)
         draft = self.drafts[self.open]
-        draft.after |= waits - {self.open}
+        fresh = waits.difference(draft.after, (self.open,))
+        if fresh:
+            draft.after |= fresh
         draft.seconds_s += seconds_s
         draft.bytes = max(draft.bytes, int(self.alive_bytes[op.index]))
         if seconds_s > draft.dearest_s:

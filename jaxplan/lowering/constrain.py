@@ -69,15 +69,17 @@ def planned_constraints(
             made = orders.layout("value", value, 0, finished(row), rank)
             why = "propagation" if at_edge else "sum"
             pin(graph.values[value].site, made, value, op.source, op.primitive, why)
-    for (index, position), row in sorted(reads.items()):
-        op = graph.ops[index]
+    moved = []
+    for (index, position), row in reads.items():
+        at_maker = values.get(graph.ops[index].operands[position])
+        if at_maker is not None and at_maker is not row and at_maker.tobytes() != row.tobytes():
+            moved.append((index, position))
+    for index, position in sorted(moved):
+        op, row = graph.ops[index], reads[index, position]
         value = op.operands[position]
-        at_maker = values.get(value)
-        if at_maker is None or at_maker is row or at_maker.tobytes() == row.tobytes():
-            continue  # nothing moves
         if value in held and (row == UNREDUCED).any():
             continue
-        start = finished(at_maker)
+        start = finished(values[value])
         by_way = copies.get((index, position), row)
         steps = reshard_path(start, finished(by_way)) if _on_the_way(start, by_way, row) else []
         for step in (*steps, *reshard_path(steps[-1] if steps else start, row)):
@@ -129,9 +131,11 @@ def _scattered_at_once(
     """
     uses, producers, found = graph.uses(), graph.producers(), dict[int, tuple[int, int]]()
     for value, row in values.items():
-        pending = row == UNREDUCED
-        if not pending.any() or value in held or not uses[value] or any(use not in reads for use in uses[value]):
+        if UNREDUCED not in row.tolist() or value in held:
             continue
+        if not uses[value] or any(use not in reads for use in uses[value]):
+            continue
+        pending = row == UNREDUCED
         read = reads[uses[value][0]]
         scattered = read[pending] >= 0
         alike = all(np.array_equal(reads[use], read) for use in uses[value])
@@ -194,8 +198,10 @@ def _local_specs(
             specs.extend(_constraint(op, site, orders.layout(kind, index, position, row, len(shape)), shape, LOCAL))
 
     for op in graph.ops:
-        pending = any((values[value] == UNREDUCED).any() for value in op.results if value in values)
-        if runs_locally(op.primitive) or (pending and sums_locally(op.primitive, op.params)):
+        if runs_locally(op.primitive) or (
+            sums_locally(op.primitive, op.params)
+            and any((values[value] == UNREDUCED).any() for value in op.results if value in values)
+        ):
             for position, value in enumerate(op.operands):
                 row = reads[op.index, position]
                 add(op, op.sites[position], "read", op.index, position, row, value)
