@@ -34,15 +34,15 @@ def frontier_text(frontier: Frontier) -> str:
 
 
 def proof(frontier: Frontier) -> str:
-    """What is proved of all points, as one sentence."""
-    of = "plan that cuts layers alike which repeat" if frontier.alike else "plan"
-    if frontier.regret_bound < PROVED:
-        said = f"no {of} is faster in the memory of any of these"
-    else:
-        said = f"no {of} is faster by more than {percent(frontier.regret_bound)} in the memory of any of these"
-    if frontier.alike:
-        said += f", and no other plan by more than {percent(frontier.apart_regret_bound)}"
-    return said
+    """What is proved of all points, in a sentence or two."""
+    proved = frontier.regret_bound < PROVED
+    faster = "is faster" if proved else f"is faster by more than {percent(frontier.regret_bound)}"
+    if not frontier.alike:
+        return f"no plan {faster} in the memory of any of these"
+    return (
+        f"no plan that cuts repeated layers alike {faster} in the memory of any of these; no other plan is by more "
+        f"than {percent(frontier.apart_regret_bound)}"
+    )
 
 
 def _said(frontier: Frontier) -> Iterator[str]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from textwrap import wrap
+
 from ..units import BYTES, SECONDS, format_bytes
 from .frontier_text import proof
 from .points import Frontier, FrontierPoint
 from .svg import Scale, line, page, text
 
-_LEFT, _TOP, _WIDTH, _HEIGHT = 96, 90, 760, 360
+_LEFT, _TOP, _WIDTH, _HEIGHT = 96, 106, 760, 360
+
+#: Letters of a line over the picture.
+_LETTERS = 130
 
 #: What a point's words take.
 _NAME, _LINE = 190, 16
@@ -34,10 +39,11 @@ def frontier_picture(frontier: Frontier) -> str:
     # of two ends neither is between them
     knee = frontier.knee if len(points) > 2 else None
     bargain = "; orange: the best bargain, farthest below the line from end to end" if knee else ""
+    said = f"{len(points)} plans on {frontier.hardware}, each the fastest found in its memory{bargain}"
+    lines = [row for words in (said, f"proved: {proof(frontier)}") for row in wrap(words, _LETTERS)]
     parts = [
         text(16, 28, f"Frontier of {frontier.name} on ({frontier.mesh})", "title"),
-        text(16, 48, f"{len(points)} plans on {frontier.hardware}, each the fastest in its memory{bargain}"),
-        text(16, 64, f"proved: {proof(frontier)}"),
+        *(text(16, 48 + 16 * row, words) for row, words in enumerate(lines)),
         text(
             _LEFT + _WIDTH / 2, floor + 40,
             f"peak memory of one device, which has {format_bytes(frontier.memory_bytes)}", anchor="middle",

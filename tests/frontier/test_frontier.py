@@ -97,6 +97,12 @@ def test_the_picture_has_every_point_and_names_its_ends(found: Frontier, tmp_pat
     assert len(list(root.iter("{http://www.w3.org/2000/svg}circle"))) == len(found.points)
     text = "".join(root.itertext())
     assert "Frontier of step on (data=4, model=2)" in text
+    folded = replace(found, alike=True)
+    folded.plot(tmp_path / "frontier.svg")
+    lines = list(ElementTree.parse(tmp_path / "frontier.svg").getroot().itertext())
+    # nothing runs out of the picture
+    assert any(line.startswith("proved: no plan that cuts repeated layers alike") for line in lines)
+    assert max(len(line) for line in lines if not line.startswith((".page", "\n"))) <= 130
 
 
 @pytest.mark.parametrize(
@@ -196,7 +202,7 @@ def test_layers_that_repeat_are_decided_once_if_wished() -> None:
     folded = jaxplan.frontier(deep, MESH, sizes, shape(512, 256), options={"fold": True}, **settings)
     assert folded.alike
     assert "layers that repeat cut alike" in str(folded)
-    assert "and no other plan by more than" in str(folded)
+    assert "no other plan is by more than" in " ".join(str(folded).split())
     whole = jaxplan.frontier(deep, MESH, sizes, shape(512, 256), **settings)
     assert not whole.alike
     assert whole.apart_regret_bound == whole.regret_bound
@@ -219,7 +225,7 @@ def test_a_proof_says_of_each_point_and_of_all_how_much_faster_a_plan_may_be() -
     assert "without the copies that resharding makes (0 B to 512 KiB of each peak below)" in said
     assert [line.split("  ")[-1] for line in str(found).splitlines()[-2:]] == ["by 2 % at most", "none"]
     apart = " ".join(str(replace(found, alike=True)).split())
-    assert "no plan that cuts layers alike which repeat is faster by more than 2 %" in apart
-    assert "these, and no other plan by more than 117 %" in apart
+    assert "no plan that cuts repeated layers alike is faster by more than 2 %" in apart
+    assert "these; no other plan is by more than 117 %" in apart
     proved = Frontier(points=points[1:], method="by hand", eps=0.0, **settings)
     assert "no plan is faster in the memory of any of these" in str(proved)
