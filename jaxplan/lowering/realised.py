@@ -146,6 +146,29 @@ class _Reader:
                     self.number[value] = tensor.number
                     self.values[value] = self._row(tensor.made, tensor.pending)
                     break
+        if not any((op.index, position) in self.reads for position in range(len(op.operands))):
+            self._in_parts(op, read, made)
+
+    def _in_parts(self, op: Op, read: Sequence[Tensor], made: Sequence[Tensor]) -> None:
+        """An operation on sums held in parts: with a dimension more for each axis that they are pending over."""
+        shapes = {self.graph.values[value].shape for value in (*op.operands, *op.results)}
+        if len(shapes) > 1 or len(op.results) != 1:
+            return
+        (shape,) = shapes
+        taken = [row for t in read if (row := self._row_in_parts(t, t.layout, shape)) is not None]
+        results = [row for t in made if (row := self._row_in_parts(t, t.made, shape)) is not None]
+        if len(taken) == len(op.operands) and results:
+            self.reads.update(((op.index, position), row) for position, row in enumerate(taken))
+            self.values[op.results[0]] = results[-1]
+
+    def _row_in_parts(self, tensor: Tensor, dims: Dims, shape: tuple[int, ...]) -> np.ndarray | None:
+        """The row of a sum of `shape` whose parts `tensor` holds, cut over an axis each; None where it holds none."""
+        more = len(tensor.shape) - len(shape)
+        parts = [((name,), size) for name, size in self.axes]
+        held = list(zip(dims[: max(more, 0)], tensor.shape, strict=False))
+        if more < 1 or tensor.shape[more:] != shape or any(part not in parts for part in held):
+            return None
+        return self._row(dims[more:], (*tensor.pending, *(name for (name,), _ in held)))
 
     def _matching(self, read: Sequence[Tensor], value: int, taken: set[int]) -> Tensor | None:
         """What a group of flows reads for `value`: the value itself where it is known, else the first of its shape."""

@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh
 from jaxplan.api import Found, Options, Pipeline, model_of, target_of
 from jaxplan.ir import trace
 from jaxplan.lowering import price
-from models import gpt, llama, mlp, moe, vit
+from models import gpt, llama, mlp, moe, nmt, vit
 
 _BLOCK = {"n_layers": 2, "seq_len": 512, "batch_size": 32, "vocab_size": 8192, "scan_layers": True}
 CASES: dict[str, tuple[ModuleType, Any]] = {
@@ -27,6 +27,8 @@ CASES: dict[str, tuple[ModuleType, Any]] = {
         ),
     ),
     "llama": (llama, llama.Config(dim=1024, n_heads=16, n_kv_heads=8, hidden_dim=2816, **_BLOCK)),
+    # its cells' gradients are summed in parts, a loop long
+    "nmt": (nmt, replace(nmt.CONFIGS["luong-2015"], n_layers=2)),
     "vit": (vit, replace(vit.CONFIGS["vit-b16"], n_layers=2, scan_layers=True, batch_size=64)),
 }
 """Steps large enough that bytes decide: of a tiny one, what starting the summing of a few scalars takes."""
@@ -69,7 +71,7 @@ _SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "hardware"),
     [
-        ("mlp", "tpu-v5e"), ("moe", "tpu-v5e"), ("mlp", "h100"),
+        ("mlp", "tpu-v5e"), ("moe", "tpu-v5e"), ("nmt", "tpu-v5p"), ("mlp", "h100"),
         *(pytest.param(case, "tpu-v5e", marks=_SLOW) for case in ("gpt", "llama", "vit")),
         *(pytest.param(case, "h100", marks=_SLOW) for case in ("gpt", "moe", "llama", "vit")),
     ],
