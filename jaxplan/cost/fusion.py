@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from ..ir import Graph, Lives, Op, lives_of
 from ..sharding import Rule
+from .apart import made_apart
 from .bodies import Body, bodies
 from .few_images import Spread, spread_reads
 from .fills import Fill, fills
@@ -59,7 +60,7 @@ class Traffic:
       over: TPU: for values those whose buffers they may take, see `overwritable`.
       images: TPU: values in the layout of convolutions, see `image_lanes`.
       rows: TPU: see `tiled_in_rows`; copied_images: see `copied_reads`; tables: see `row_updates`;
-        spread: see `spread_reads`; squares: TPU: see `shared_squares`.
+        spread: see `spread_reads`; squares: TPU: see `shared_squares`; apart: GPU: see `made_apart`.
       kernels: TPU: for every operation the kernel of the vector unit that it is part of; else None throughout.
       producers: for every value the operation that makes it, or -1.
       times: when each operation runs, as the index of an operation.  TPU: what is fused runs as soon as its last
@@ -81,6 +82,7 @@ class Traffic:
     tables: tuple[RowUpdate, ...]
     spread: tuple[Spread, ...]
     squares: tuple[Squares, ...]
+    apart: Mapping[int, tuple[tuple[int, int], ...]]
     kernels: tuple[VectorKernel | None, ...]
     producers: tuple[int, ...]
     times: tuple[int, ...]
@@ -122,7 +124,7 @@ class _Kernels:
         self.op_level, self.value_level = [0] * len(graph.ops), [0] * len(graph.values)
         self._find_levels()
         forced = self._forced()
-        self.stored = list(forced)
+        self.stored, self.cheap = list(forced), set[int]()
         self.leaves: list[Mapping[int, float] | None] = [None] * len(graph.values)
         smaller = self._find_leaves()
         if smaller:
@@ -216,6 +218,8 @@ class _Kernels:
                     dear = self.leaves[value] is None or (contracted[value] and self._kept(value))
                     if crosses[value] and dear and not self.source[value]:
                         self.stored[value] = True
+                        if self.leaves[value] is not None:
+                            self.cheap.add(value)
                         for origin in self._origins(op) if self.leaves[value] is None else ():
                             made_of.setdefault(origin, []).append(value)
                 if self.stored[value]:
@@ -310,6 +314,7 @@ class _Kernels:
             tables=row_updates(self.graph, self.rules) if tpu else (),
             spread=spread_reads(self.graph, images) if images else (),
             squares=shared_squares(flow, self.stored) if tpu else (),
+            apart=made_apart(flow, self.cheap) if self.platform == "gpu" else {},
             kernels=vector_kernels(flow, reads, writes, self._at_hand, self.op_level) if tpu else (None,) * len(reads),
             producers=tuple(self.producers),
             times=times,

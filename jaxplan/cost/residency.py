@@ -141,7 +141,7 @@ def written_again(flow: Flow) -> set[int]:
     """The stacks that XLA for GPU writes in a product's order, and again in row-major order for the loop that reads."""
     written = {op.results[0]: op.operands[0] for op in flow.graph.ops if op.primitive == "scan_stack"}
     sliced = {op.operands[0] for op in flow.graph.ops if op.primitive == "scan_slice"}
-    return {stack for stack, value in written.items() if stack in sliced and _permuted(flow, value)}
+    return {stack for stack, value in written.items() if stack in sliced and permuted(flow, value)}
 
 
 def reordered_stacks(flow: Flow) -> tuple[SecondStack, ...]:
@@ -201,7 +201,7 @@ def _last_product(flow: Flow, loop: Loop) -> int:
     return max(products, default=loop.start)
 
 
-def _permuted(flow: Flow, value: int) -> bool:
+def permuted(flow: Flow, value: int) -> bool:
     """Whether `value` is made elementwise of a product's transposed result: XLA leaves it in the order of that."""
     while (producer := flow.producers[value]) >= 0:
         op = flow.graph.ops[producer]

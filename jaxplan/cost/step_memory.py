@@ -9,6 +9,7 @@ import numpy as np
 
 from ..ir import Graph, lives_of
 from ..sharding import MeshAxes
+from .apart import apart_scratch
 from .bodies import Body
 from .few_images import moved_pixels
 from .fusion import Traffic
@@ -36,18 +37,22 @@ def step_memory(
       axes: of the mesh that the layout rows are over; the model's may be coarser.
       crossing: see `traffic`; kinds, values, reads, waited, outputs: see `simulate_memory`.
     """
-    times = crossing.times
+    times, stored = crossing.times, crossing.stored
+    if crossing.apart:
+        stored = tuple(kept and value not in crossing.apart for value, kept in enumerate(stored))
     if model.profile.kind == "gpu":
-        times = held_back(graph, axes, crossing.stored, times, values, reads)
-    moved = moved_pixels(graph, axes, crossing.images, crossing.stored, times, reads)
-    lives = crossing.lives if times is crossing.times else None
+        times = held_back(graph, axes, stored, times, values, reads)
+    moved = moved_pixels(graph, axes, crossing.images, stored, times, reads)
+    lives = crossing.lives if times is crossing.times and stored is crossing.stored else None
     if moved:
         times, reads = moved.times, moved.reads
         lives = lives_of(graph, moved.stored, times)
     scratch = split_scratch(graph, axes, reads, model.profile) | pooling_scratch(graph, axes, reads, model.profile)
     scratch |= {index: _peak_inside(body, model) for index, body in crossing.bodies.items()}
+    for op, size in apart_scratch(graph, axes, crossing.apart, reads).items():
+        scratch[op] = scratch.get(op, 0) + size
     return simulate_memory(
-        graph, axes, crossing.stored, kinds, values, reads,
+        graph, axes, stored, kinds, values, reads,
         inside=crossing.inside, second_stacks=crossing.second_stacks, fills=crossing.fills, times=times,
         op_scratch=scratch,
         images=crossing.images, rows=crossing.rows, over=crossing.over, waited=waited, outputs=outputs,

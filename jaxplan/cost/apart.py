@@ -1,0 +1,58 @@
+"""What products on GPU are handed in different orders, and so never share.
+
+XLA for GPU leaves what is elementwise made of a product's result in that product's order, and writes a product's
+operand so that the dimensions that it sums are the last ones.  Two products that sum different dimensions of one value
+want two orders.  Where the value is cheap to compute again, each is handed a copy of its own by a kernel just before
+it, and none is kept in between: Llama's grouped attention converts its softmax to bf16 once for the values, and, in the
+backward pass, once more for their gradient (H100, jax 0.10.2).  Under remat, where both products are near, one kernel
+may write both copies (eight queries a group).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence, Set
+
+import numpy as np
+
+from ..ir import Graph
+from ..sharding import MeshAxes
+from .residency import Flow, permuted
+from .tiles import device_bytes
+
+
+def made_apart(flow: Flow, cheap: Set[int]) -> Mapping[int, tuple[tuple[int, int], ...]]:
+    """The (product, place) that read each value that is made for each of them.
+
+    Args:
+      cheap: values that are in memory because products read them, though they could be computed again.
+    """
+    reads: dict[int, list[tuple[int, int]]] = {}
+    summed: dict[int, set[tuple[int, ...]]] = {}
+    others: set[int] = set(flow.graph.outputs)
+    for op in flow.graph.ops:
+        product = op.primitive == "dot_general" and flow.rules[op.index].matmul
+        for place, value in enumerate(op.operands):
+            if product and value in cheap:
+                reads.setdefault(value, []).append((op.index, place))
+                summed.setdefault(value, set()).add(tuple(op.params["dimension_numbers"][0][place]))
+            elif flow.kinds[op.index] in ("heavy", "edge"):
+                others.add(value)
+    apart = [value for value, dims in summed.items() if len(dims) > 1 and value not in others]
+    return {value: tuple(reads[value]) for value in apart if permuted(flow, value)}
+
+
+def apart_scratch(
+    graph: Graph,
+    axes: MeshAxes,
+    apart: Mapping[int, Sequence[tuple[int, int]]],
+    reads: Mapping[tuple[int, int], np.ndarray],
+) -> dict[int, int]:
+    """Bytes of the copies that are made for one product each, by operation."""
+    found: dict[int, int] = {}
+    for value, products in apart.items():
+        for op, place in products:
+            if (row := reads.get((op, place))) is not None:
+                size = float(device_bytes(graph.values[value], row[None], axes, "gpu")[0])
+                found[op] = found.get(op, 0) + math.ceil(size)
+    return found
