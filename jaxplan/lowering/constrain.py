@@ -8,7 +8,7 @@ import numpy as np
 
 from ..ir import SUMS, Graph, Op, Site
 from ..plans import Constraint
-from ..sharding import NONE, UNREDUCED, Layout, reshard_path, runs_locally, sums_locally
+from ..sharding import NONE, UNREDUCED, Layout, cut_locally, reshard_path, runs_locally, sums_locally
 from .kernels import LOCAL
 from .order import Orders
 from .pending import HELD, held_values
@@ -198,9 +198,14 @@ def _local_specs(
             specs.extend(_constraint(op, site, orders.layout(kind, index, position, row, len(shape)), shape, LOCAL))
 
     for op in graph.ops:
-        if runs_locally(op.primitive) or (
-            sums_locally(op.primitive, op.params)
-            and any((values[value] == UNREDUCED).any() for value in op.results if value in values)
+        dim = cut_locally(op.equation)
+        if (
+            runs_locally(op.primitive)
+            or (dim is not None and (reads[op.index, 0] == dim).any())
+            or (
+                sums_locally(op.primitive, op.params)
+                and any((values[value] == UNREDUCED).any() for value in op.results if value in values)
+            )
         ):
             for position, value in enumerate(op.operands):
                 row = reads[op.index, position]

@@ -177,7 +177,7 @@ class Replay:
             changed = {"branches": tuple(self._whole_body(b, (*inner, i), operands[1:]) for i, b in branches)}
         elif Site(frame, "result", position, 0) in self._held:
             return [self._on_parts(eqn, position, operands, frame, self._held)]
-        elif runs_locally(name):
+        elif runs_locally(name) or self._finishes_itself(frame, position):
             return run_locally(eqn, operands, frame, position, self._mesh, self._layouts, scope)
         elif Site(frame, "result", position, 0) in self._layouts:
             parts = self._on_parts(eqn, position, operands, frame, self._layouts)
@@ -188,6 +188,11 @@ class Replay:
                 return [row_major(results)]
             return results if eqn.primitive.multiple_results else [results]
         return eqn.primitive.bind(*operands, **{**params, **changed})
+
+    def _finishes_itself(self, frame: tuple[int, ...], position: int) -> bool:
+        """Whether an equation runs in a `shard_map` and leaves no sum pending."""
+        layout = self._layouts.get(Site(frame, "result", position, 0))
+        return layout is not None and not layout.unreduced
 
     def _on_parts(
         self, eqn: Any, position: int, operands: list[Any], frame: tuple[int, ...], written: Mapping[Site, Layout]

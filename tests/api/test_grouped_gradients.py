@@ -54,3 +54,30 @@ def test_a_batch_that_is_cut_sends_the_gradient_alone(layout: str, groups: int, 
     sent = [c for c in sharded.plan(weights, IMAGES).collectives if c.kind != "all_slice"]
     assert {c.kind for c in sent if c.primitive == "conv_general_dilated"} <= {"all_reduce", "reduce_scatter"}
     assert sent and all(c.bytes <= weights.nbytes for c in sent)
+
+
+def test_kernels_of_their_own_for_each_image_are_cut_with_the_images(mesh_4x2: Mesh) -> None:
+    """Such a convolution, and its gradients, are convolutions in as many groups as there are images."""
+    kernels = RANDOM.normal(size=(64, 3, 3, 8, 4)).astype(np.float32)
+
+    def own_step(kernels: Any, images: Any) -> Any:
+        def convolution(image: Any, kernel: Any) -> Any:
+            made = lax.conv_general_dilated(
+                image[None], kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+            return made[0]
+
+        def loss(kernels: Any) -> Any:
+            return (jnp.tanh(jax.vmap(convolution)(images, kernels)) ** 2).mean()
+
+        return kernels - 0.1 * jax.grad(loss)(kernels)
+
+    cut = P(("data", "model"))
+    sharded = jaxplan.auto_shard(
+        own_step, mesh_4x2, constraints={"images": cut, "kernels": cut, "result": cut}, hardware="tpu-v5e",
+        options={"compare_templates": False},
+    )  # fmt: skip
+    plan = sharded.plan(kernels, IMAGES)
+    assert not [c for c in plan.collectives if c.kind != "all_slice"], plan
+    wanted = jax.jit(own_step)(kernels, IMAGES)
+    np.testing.assert_allclose(sharded(kernels, IMAGES), wanted, rtol=1e-4, atol=1e-5)

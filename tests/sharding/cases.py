@@ -279,6 +279,7 @@ for _before, _after in [
     ((6, 4), (4, 6)), ((6, 4, 8), (4, 6, 8)), ((4, 8, 4, 2), (32, 8)),
 ]:  # fmt: skip
     case("reshape", f"{_before}->{_after}", functools.partial(jnp.reshape, shape=_after), real(*_before))
+case("reshape", "dimensions in another order", lambda x: lax.reshape(x, (6, 32), dimensions=(1, 0, 2)), real(8, 6, 4))
 case("transpose", "three", lambda x: jnp.transpose(x, (2, 0, 1)), _cube)
 case("squeeze", "middle", lambda x: lax.squeeze(x, (1,)), real(8, 1, 16))
 case("bitcast_convert_type", "same width", lambda x: lax.bitcast_convert_type(x, jnp.int32), X)

@@ -15,6 +15,7 @@ from . import random as _random
 from . import reduction as _reduction
 from . import shape as _shape
 from .registry import RuleFunction as RuleFunction
+from .registry import cut_locally as cut_locally
 from .registry import local_function as local_function
 from .registry import named_unknown as named_unknown
 from .registry import register_rule as register_rule

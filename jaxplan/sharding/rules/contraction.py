@@ -8,7 +8,7 @@ from typing import Any
 
 from ..halo import Halo, Window
 from ..rule import OpShapes, Rule, RuleBuilder
-from .registry import LocalFunction, register, register_sum
+from .registry import LocalFunction, register, register_cut, register_sum
 
 
 @register("dot_general")
@@ -135,10 +135,6 @@ def conv_general_dilated(op: OpShapes) -> Rule:
         lhs[lhs_c], rhs[rhs_i], rhs[rhs_o] = (groups, inside), inside, (groups, made)
         out[out_c] = (groups, made)
         whole += [inside, made]
-        if rhs_shape[rhs_i] > 1 or rhs_shape[rhs_o] > feature_groups:
-            # Of groups larger than a channel both operands are gathered on CPU, and on TPU the result where several
-            # channels are made of each one (jax 0.10.2).
-            whole.append(groups)
     elif batch_groups > 1:
         groups, batch, made = (
             b.factor(n) for n in (batch_groups, out_shape[out_n], rhs_shape[rhs_o] // batch_groups)
@@ -195,18 +191,32 @@ def conv_general_dilated(op: OpShapes) -> Rule:
     )
 
 
-@register_sum("conv_general_dilated", lambda params: params["batch_group_count"] > 1)
-def sum_of_batch_groups(eqn: Any) -> LocalFunction:
-    """A grouped kernel's gradient on one device, of its part of the batch and its groups.
+@register_cut("conv_general_dilated")
+def groups_of_channels(eqn: Any) -> int | None:
+    """The channels of a convolution in groups of several, as `vmap` over kernels makes one.
 
-    On a mesh with an axis to spare XLA's partitioner sums over that axis too, and the result is too large by its size
-    (seen with jax 0.10.2 on CPU and TPU; tests/sharding looks again).
+    Where such groups are cut, both operands are gathered on CPU, and on TPU the result where several channels are made
+    of each one (jax 0.10.2).
     """
-    batch = eqn.params["dimension_numbers"].lhs_spec[0]
-    extent, groups = eqn.invars[0].aval.shape[batch], eqn.params["batch_group_count"]
+    rhs, groups = eqn.invars[1].aval.shape, eqn.params["feature_group_count"]
+    made, read, *_ = eqn.params["dimension_numbers"].rhs_spec
+    several = groups > 1 and (rhs[read] > 1 or rhs[made] > groups)
+    return eqn.params["dimension_numbers"].lhs_spec[1] if several else None
+
+
+@register_sum("conv_general_dilated", lambda params: params["batch_group_count"] > 1)
+def groups_on_one_device(eqn: Any) -> LocalFunction:
+    """A convolution of one device's groups, or a grouped kernel's gradient there, of its part of the batch too.
+
+    Of the latter, on a mesh with an axis to spare, XLA's partitioner sums over that axis too, and the result is too
+    large by its size (seen with jax 0.10.2 on CPU and TPU; tests/sharding looks again).
+    """
+    whole = eqn.invars[0].aval.shape
+    counts = zip(("batch_group_count", "feature_group_count"), eqn.params["dimension_numbers"].lhs_spec, strict=False)
+    grouped = [(name, dim) for name, dim in counts if eqn.params[name] > 1]
 
     def local(lhs: Any, rhs: Any) -> Any:
-        here = {"batch_group_count": groups * lhs.shape[batch] // extent}
+        here = {name: eqn.params[name] * lhs.shape[dim] // whole[dim] for name, dim in grouped}
         return eqn.primitive.bind(lhs, rhs, **{**eqn.params, **here})
 
     return local

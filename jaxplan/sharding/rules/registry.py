@@ -25,6 +25,9 @@ _SUMS: dict[str, tuple[Callable[[Mapping[str, Any]], bool], Callable[[Any], Loca
 """Of jax's own primitives whose sums XLA gets wrong in parts: with which parameters, and from an equation to what one
 device does."""
 
+_CUTS: dict[str, Callable[[Any], int | None]] = {}
+"""Of such primitives, from an equation to the dimension of its first operand that XLA doesn't cut."""
+
 
 _Function = TypeVar("_Function", bound=RuleFunction)
 
@@ -97,6 +100,16 @@ def register_sum(
     return add
 
 
+def register_cut(primitive: str) -> Callable[[Callable[[Any], int | None]], Callable[[Any], int | None]]:
+    """Decorator: where the dimension is cut that the function names, the operation runs in a `shard_map`."""
+
+    def add(function: Callable[[Any], int | None]) -> Callable[[Any], int | None]:
+        _CUTS[primitive] = function
+        return function
+
+    return add
+
+
 def runs_locally(primitive: str) -> bool:
     """Whether the planned step runs this primitive in a `shard_map`: XLA could not cut, nor even take, it otherwise."""
     return primitive in _LOCAL
@@ -105,6 +118,12 @@ def runs_locally(primitive: str) -> bool:
 def sums_locally(primitive: str, params: Mapping[str, Any]) -> bool:
     """Whether the planned step runs this operation in a `shard_map` where its results are sums in parts."""
     return primitive in _SUMS and _SUMS[primitive][0](params)
+
+
+def cut_locally(eqn: Any) -> int | None:
+    """The dimension of an equation's first operand whose cuts have it run in a `shard_map`; None for most."""
+    name = "" if eqn is None else eqn.primitive.name
+    return _CUTS[name](eqn) if name in _CUTS else None
 
 
 def local_function(eqn: Any) -> LocalFunction:

@@ -38,14 +38,19 @@ def iota(op: OpShapes) -> Rule:
 
 @register("reshape")
 def reshape(op: OpShapes) -> Rule:
-    """`([i,jk])->([ij,k])`: the factors that the two shapes have in common, see `common_factors`."""
+    """`([i,jk])->([ij,k])`: the factors that the two shapes have in common, see `common_factors`.
+
+    Of the operand in the order of `dimensions`, where they are said: `vmap` of a convolution over kernels does.
+    """
     b = RuleBuilder()
-    operand, result = common_factors(b, op.operands[0], op.results[0])
+    order = op.params.get("dimensions") or range(len(op.operands[0]))
+    read, result = common_factors(b, [op.operands[0][d] for d in order], op.results[0])
+    operand = [factors for _, factors in sorted(zip(order, read, strict=True))]
     kept, made = ([n for n in shape if n != 1] for shape in (op.operands[0], op.results[0]))
     return b.rule(
         operands=[operand, *([None] * len(shape) for shape in op.operands[1:])],
         results=[result],
-        follows=kept == made,
+        follows=kept == made and list(order) == sorted(order),
         linear=True,
     )
 
