@@ -146,20 +146,19 @@ class _Reader:
                     self.number[value] = tensor.number
                     self.values[value] = self._row(tensor.made, tensor.pending)
                     break
-        if not any((op.index, position) in self.reads for position in range(len(op.operands))):
-            self._in_parts(op, read, made)
+            else:
+                self._in_parts(op, value, read, made)
 
-    def _in_parts(self, op: Op, read: Sequence[Tensor], made: Sequence[Tensor]) -> None:
-        """An operation on sums held in parts: with a dimension more for each axis that they are pending over."""
-        shapes = {self.graph.values[value].shape for value in (*op.operands, *op.results)}
-        if len(shapes) > 1 or len(op.results) != 1:
-            return
-        (shape,) = shapes
-        taken = [row for t in read if (row := self._row_in_parts(t, t.layout, shape)) is not None]
-        results = [row for t in made if (row := self._row_in_parts(t, t.made, shape)) is not None]
-        if len(taken) == len(op.operands) and results:
-            self.reads.update(((op.index, position), row) for position, row in enumerate(taken))
-            self.values[op.results[0]] = results[-1]
+    def _in_parts(self, op: Op, value: int, read: Sequence[Tensor], made: Sequence[Tensor]) -> None:
+        """The sum `value` of an operation, where it is held in parts, and what is added up in it that way."""
+        shape = self.graph.values[value].shape
+        rows = [row for t in made if (row := self._row_in_parts(t, t.made, shape)) is not None]
+        if rows:
+            self.values[value] = rows[-1]
+            taken = iter([row for t in read if (row := self._row_in_parts(t, t.layout, shape)) is not None])
+            for position, operand in enumerate(op.operands):
+                if (op.index, position) not in self.reads and self.graph.values[operand].shape == shape:
+                    self.reads[op.index, position] = next(taken, rows[-1])
 
     def _row_in_parts(self, tensor: Tensor, dims: Dims, shape: tuple[int, ...]) -> np.ndarray | None:
         """The row of a sum of `shape` whose parts `tensor` holds, cut over an axis each; None where it holds none."""
