@@ -45,6 +45,9 @@ from jax.extend.core import Primitive as Primitive
 from jax.extend.core import Var as Var
 from jax.extend.core import subjaxprs as _subjaxprs
 
+# Run on jax 0.10.2 and 0.12.0.1: jax's own elimination of dead code.
+from jax.interpreters.partial_eval import dce_jaxpr as _dce_jaxpr
+
 
 class ScanSignature(NamedTuple):
     """What a `scan` equation does with its operands `[*consts, *carry, *xs]` and results `[*carry, *ys]`.
@@ -91,6 +94,11 @@ def as_closed(jaxpr: Any) -> tuple[Any, tuple[Any, ...]]:
     An open `Jaxpr` (a `remat` body in jax 0.10) has no constants.
     """
     return getattr(jaxpr, "jaxpr", jaxpr), tuple(getattr(jaxpr, "consts", ()))
+
+
+def without_dead_code(jaxpr: Any) -> Any:
+    """A jaxpr without the equations that no result and no effect needs; its inputs stay."""
+    return _dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)[0]
 
 
 def subjaxprs(jaxpr: Any) -> Iterator[Any]:

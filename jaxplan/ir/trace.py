@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-from jax.interpreters.partial_eval import dce_jaxpr
 
-from .._jax import as_closed
+from .._jax import as_closed, without_dead_code
 from ..errors import TraceError
 from .fingerprint import fingerprint
 from .flatten import Flattener, Stated
@@ -101,7 +100,7 @@ def trace(
     lowered = stage.lojax
     jaxpr, consts = as_closed(lowered.jaxpr)
     # What nothing needs is not lowered by jax either, and some of it can't be (a custom_vjp's tangent).
-    jaxpr, _ = dce_jaxpr(jaxpr, True, instantiate=True)
+    jaxpr = without_dead_code(jaxpr)
     if platform is not None:
         jaxpr = seen_into(jaxpr, ruled, platform)
     jaxpr = products_as_wanted(jaxpr)

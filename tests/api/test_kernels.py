@@ -56,10 +56,10 @@ def once(x: Any, y: Any) -> Any:
     return jnp.tanh(product_p.bind(jnp.sin(x), y, scale=0.5))
 
 
-def run(fn: Callable[..., Any], mesh: Mesh, constraints: dict[str, P]) -> jaxplan.Plan:
+def run(fn: Callable[..., Any], mesh: Mesh, constraints: dict[str, P], x: Any = X) -> jaxplan.Plan:
     step = jaxplan.auto_shard(fn, mesh, constraints=constraints, options={"compare_templates": False})
-    np.testing.assert_allclose(step(X, Y), jax.jit(fn)(X, Y), rtol=1e-5, atol=1e-6)
-    return step.plan(X, Y)
+    np.testing.assert_allclose(step(x, Y), jax.jit(fn)(x, Y), rtol=1e-5, atol=1e-6)
+    return step.plan(x, Y)
 
 
 def test_a_kernel_without_a_rule_is_whole_and_named(mesh_4x2: Mesh) -> None:
@@ -98,11 +98,16 @@ def test_a_kernel_in_a_loop_that_is_differentiated(pieces: list[Any], mesh_4x2: 
     layer.defvjp(lambda x, y: (product_p.bind(x, y, scale=1.0), (x, y)), backward)
 
     def step(x: Any, y: Any) -> Any:
-        body = jax.checkpoint(lambda h, _: (jnp.tanh(layer(h, y) @ y.T / 64), None))
-        return jax.grad(lambda y: jnp.sum(jax.lax.scan(body, x, None, length=2)[0] ** 2))(y)
+        def loss(y: Any) -> Any:
+            body = jax.checkpoint(lambda h, _: (jnp.tanh(layer(h, y) @ y.T / 64), None))
+            return jnp.sum(jax.lax.scan(body, x, None, length=2)[0] ** 2)
 
-    run(step, mesh_4x2, {"x": P("data")})
-    assert any(x[0] < 16 for x, _ in pieces)
+        return jax.grad(loss)(y)
+
+    rows = 4096  # so many that gathering them would take longer than adding up gradients
+    run(step, mesh_4x2, {"x": P("data")}, x=np.sin(np.arange(rows * 64, dtype=np.float32)).reshape(rows, 64) / 8)
+    assert {(rows // 4, 64), (rows // 8, 64)} & {x for x, _ in pieces}
+    assert {(64, rows // 4), (64, rows // 8)} & {x for x, _ in pieces}
 
 
 def test_the_plan_of_a_kernel_comes_back_from_its_file(
