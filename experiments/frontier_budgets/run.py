@@ -21,7 +21,8 @@ from jaxplan.api import model_of
 from jaxplan.api.meshes import target_of
 from jaxplan.api.options import Options
 from jaxplan.ir import trace
-from jaxplan.search import StrategyProblem, Tradeoff, build, graph_rules, solve, tradeoff
+from jaxplan.search import StrategyProblem, Tradeoff, build, solve, tradeoff
+from jaxplan.sharding import graph_rules
 from models import abstract_arguments, get, get_config
 
 RESULTS = Path(__file__).with_name("results.json")

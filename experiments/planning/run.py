@@ -28,7 +28,8 @@ from jaxplan.api.meshes import target_of
 from jaxplan.api.options import Options
 from jaxplan.errors import InfeasibleError
 from jaxplan.ir import trace
-from jaxplan.search import StrategyProblem, build, graph_rules, solve, solve_folded
+from jaxplan.search import StrategyProblem, build, solve, solve_folded
+from jaxplan.sharding import graph_rules
 from models import get, get_config, names
 
 HARDWARE = "tpu-v5p"

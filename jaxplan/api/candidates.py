@@ -31,14 +31,13 @@ from ..search import (
     Termination,
     build,
     decide,
-    graph_rules,
     least_peak,
     pinned,
     solve,
     solve_folded,
     tradeoff,
 )
-from ..sharding import Beside, Layout, MeshAxes
+from ..sharding import Beside, Layout, MeshAxes, graph_rules
 from .found import Candidate, Found, Nothing
 from .kinds import input_kinds
 from .meshes import Target

@@ -6,6 +6,7 @@ from .compute import roofline_seconds as roofline_seconds
 from .floor import least_memory as least_memory
 from .fusion import Traffic as Traffic
 from .fusion import traffic as traffic
+from .kinds import idle as idle
 from .kinds import source_values as source_values
 from .memory import MemoryProfile as MemoryProfile
 from .memory import simulate_memory as simulate_memory

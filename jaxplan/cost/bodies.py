@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..ir import Graph, Op, graph_of_body
-from ..sharding import OpShapes, Rule, rule_for
-from .kinds import source_values
+from ..sharding import Rule, graph_rules
+from .kinds import idle, source_values
 
 if TYPE_CHECKING:
     from .fusion import Traffic
@@ -49,26 +49,10 @@ def bodies(
 
 def _body(op: Op, platform: str, traffic: Callable[[Graph, Sequence[Rule], str], Traffic]) -> Body:
     graph = graph_of_body(op.params["jaxpr"], op.source)
-    rules = tuple(_rule(graph, inner) for inner in graph.ops)
+    rules = graph_rules(graph)
     free = source_values(graph, rules)
-    idle = ("carry_next", "while_test", *_WRITTEN)
-    priced = (
-        inner.index
-        for inner in graph.ops
-        if inner.primitive not in idle and not (inner.results and all(free[v] for v in inner.results))
-    )
+    priced = (op.index for op in graph.ops if op.primitive not in _WRITTEN and not idle(op, free))
     return Body(graph=graph, rules=rules, crossing=traffic(graph, rules, platform), priced=tuple(priced))
-
-
-def _rule(graph: Graph, op: Op) -> Rule:
-    operands, results = ([graph.values[v] for v in side] for side in (op.operands, op.results))
-    return rule_for(
-        OpShapes(
-            primitive=op.primitive, params=op.params, operands=tuple(v.shape for v in operands),
-            results=tuple(v.shape for v in results), operand_dtypes=tuple(v.dtype for v in operands),
-            result_dtypes=tuple(v.dtype for v in results), equation=op.equation,
-        )
-    )  # fmt: skip
 
 
 _WRITTEN = frozenset(

@@ -37,7 +37,6 @@ _CONVERTED = 2
 _HALO = 1
 """Columns of its neighbour beside each piece, of a kernel of three; wider kernels were not looked at."""
 
-
 _FORMS = 2
 """In how many forms an image waits for the gradient of a kernel of several columns: all its pieces, and by image."""
 

@@ -38,6 +38,11 @@ def fused(op: Op, rule: Rule) -> bool:
     return (rule.follows or multiplies or op.primitive in _MOVEMENT) and op.primitive not in LOOP_EDGES
 
 
+def idle(op: Op, source: Sequence[bool]) -> bool:
+    """Whether `op` takes no time by itself: the end of an iteration, and what makes nothing but sources."""
+    return op.primitive in ("carry_next", "while_test") or (bool(op.results) and all(source[v] for v in op.results))
+
+
 def _multiplies(op: Op, rule: Rule) -> bool:
     """Whether `op` is written as a product of matrices and is none: elementwise work, and a sum if it sums."""
     return op.primitive == "dot_general" and not rule.matmul

@@ -35,14 +35,10 @@ def shared_squares(flow: Flow, stored: Sequence[bool]) -> tuple[Squares, ...]:
     for op in graph.ops:
         if (value := _squared(op)) is not None and not flow.source[value]:
             made.setdefault(value, []).append(op.results[0])
-    readers: dict[int, list[tuple[Op, int]]] = {}
-    for op in graph.ops:
-        for place, value in enumerate(op.operands):
-            readers.setdefault(value, []).append((op, place))
     found = []
     for squares in made.values():
         if len(squares) > 1 and not any(stored[v] for v in squares):
-            summed = {v: end for v in squares if (end := _summed(flow, readers, v)) is not None}
+            summed = {v: end for v in squares if (end := _summed(flow, v)) is not None}
             whole = [v for v in squares if v not in summed]
             found += [Squares(whole[0], op.index, place) for op, place in summed.values() if whole]
     return tuple(found)
@@ -68,10 +64,11 @@ def _squared(op: Op) -> int | None:
     return op.operands[0] if twice or power or op.primitive == "square" else None
 
 
-def _summed(flow: Flow, readers: Mapping[int, Sequence[tuple[Op, int]]], value: int) -> tuple[Op, int] | None:
+def _summed(flow: Flow, value: int) -> tuple[Op, int] | None:
     """The sum that alone reads `value`, or what is made of it by adding constants; and as which operand."""
-    while len(found := readers.get(value, ())) == 1:
-        op, place = found[0]
+    while len(readers := flow.graph.uses()[value]) == 1:
+        (index, place) = readers[0]
+        op = flow.graph.ops[index]
         if flow.kinds[op.index] == "reduction":
             return op, place
         if op.primitive not in ("add", "reshape") or not all(flow.source[v] for v in op.operands if v != value):

@@ -25,8 +25,7 @@ from ..hardware import compiler_options
 from ..ir import Traced
 from ..lowering import Priced, compiled_collectives, compiled_memory, lower_flat, price
 from ..plans import Constraint, Plan
-from ..search import graph_rules
-from ..sharding import Layout
+from ..sharding import Layout, graph_rules
 from .audit_text import audit_text
 from .layouts import written_layouts
 

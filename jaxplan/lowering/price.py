@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..cost import CostModel, MemoryProfile, source_values, step_memory, traffic
+from ..cost import CostModel, MemoryProfile, idle, source_values, step_memory, traffic
 from ..ir import Graph, Traced
 from ..plans import Constraint
 from ..sharding import Collective, Layout, Rule, partition
@@ -92,7 +92,7 @@ def price(
     free = source_values(graph, rules)
     for op in graph.ops:
         rule, strategy = rules[op.index], where.strategies[op.index]
-        if op.primitive in ("carry_next", "while_test") or (op.results and all(free[v] for v in op.results)):
+        if idle(op, free):
             continue
         once = refined.op_seconds(op, rule, strategy, graph, crossing) + refined.halo_seconds(op, rule, strategy, graph)
         seconds[op.index] = float(once[0]) * op.trips

@@ -36,7 +36,6 @@ from .space import Decision as Decision
 from .space import Passage as Passage
 from .space import Space as Space
 from .space import decide as decide
-from .space import graph_rules as graph_rules
 from .space import pinned as pinned
 from .tradeoff import tradeoff as tradeoff
 

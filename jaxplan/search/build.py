@@ -19,12 +19,12 @@ from ..ir import (
     start_shares,
     written_over,
 )  # fmt: skip
-from ..sharding import UNREDUCED, Rule, Strategies, all_places, busiest, pieces, strategies
+from ..sharding import UNREDUCED, Rule, Strategies, all_places, busiest, graph_rules, pieces, strategies
 from .parts import parts_taken
 from .passing import How, Passing
 from .problem import Edge, Node, StrategyProblem, Usage
 from .sharing import Sharing
-from .space import Allowed, Passage, Port, Settling, Space, graph_rules
+from .space import Allowed, Passage, Port, Settling, Space
 
 
 def build(

@@ -7,9 +7,6 @@ import contextlib
 import functools
 import math
 import os
-import pickle
-import selectors
-import subprocess
 import sys
 import threading
 import time
@@ -18,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import child
 from ..errors import SolverError
 from .highs import LinearProgram, Solution
 from .program import Answer, OutOfTime, Program
@@ -115,16 +113,16 @@ class _Process:
     """highs.py as a child, started when it is first needed and again after it was ended."""
 
     def __init__(self) -> None:
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: child.Child | None = None
         self._lock = threading.Lock()
 
     def solve(self, program: LinearProgram, deadline: float) -> Solution:
         """The solution; OutOfTime, and the child is ended, when none has come by `deadline` (`time.monotonic`)."""
         with self._lock:
             try:
-                child = self._running()
-                _send(child, vars(program))
-                answer = _receive(child, deadline)
+                running = self._running()
+                _send(running, vars(program))
+                answer = _receive(running, deadline)
             except (OutOfTime, KeyboardInterrupt, SolverError):
                 self.end()
                 raise
@@ -137,19 +135,12 @@ class _Process:
         with self._lock:
             self._running()
 
-    def _running(self) -> subprocess.Popen[bytes]:
+    def _running(self) -> child.Child:
         if self._child is not None and self._child.poll() is not None:
             self.end()
         if self._child is None:
             try:
-                self._child = subprocess.Popen(
-                    # -P: the modules beside it are no top-level modules.
-                    [sys.executable, "-P", str(Path(__file__).with_name("highs.py"))],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    # Ctrl-C is for the search, which ends the child itself.
-                    start_new_session=True,
-                )
+                self._child = child.start(Path(__file__).with_name("highs.py"))
             except OSError as error:
                 raise SolverError(
                     f"the solver's process can't be started: {error}.  It runs {sys.executable!r} (sys.executable) on "
@@ -160,35 +151,28 @@ class _Process:
     def end(self) -> None:
         """Kill the child; the next program starts another."""
         if self._child is not None:
-            self._child.kill()
-            self._child.communicate()
+            child.end(self._child)
             self._child = None
 
 
-def _send(child: subprocess.Popen[bytes], fields: dict[str, Any]) -> None:
-    assert child.stdin is not None
+def _send(running: child.Child, fields: dict[str, Any]) -> None:
     try:
-        pickle.dump(fields, child.stdin)
-        child.stdin.flush()
+        child.send(running, fields)
     except BrokenPipeError:
-        raise _ended(child) from None
+        raise _ended(running) from None
 
 
-def _receive(child: subprocess.Popen[bytes], deadline: float) -> Any:
-    assert child.stdout is not None
-    with selectors.DefaultSelector() as selector:
-        selector.register(child.stdout, selectors.EVENT_READ)
-        left_s = None if math.isinf(deadline) else max(deadline - time.monotonic(), 0.0)
-        if not selector.select(left_s):
-            raise OutOfTime
+def _receive(running: child.Child, deadline: float) -> Any:
+    if not child.has_said(running, None if math.isinf(deadline) else max(deadline - time.monotonic(), 0.0)):
+        raise OutOfTime
     try:
-        return pickle.load(child.stdout)
+        return child.receive(running)
     except EOFError:
-        raise _ended(child) from None
+        raise _ended(running) from None
 
 
-def _ended(child: subprocess.Popen[bytes]) -> SolverError:
+def _ended(running: child.Child) -> SolverError:
     return SolverError(
-        f"the solver's process ended by itself with status {child.wait()}; what it said stands above.  It needs "
+        f"the solver's process ended by itself with status {running.wait()}; what it said stands above.  It needs "
         f"ortools in {sys.executable}"
     )

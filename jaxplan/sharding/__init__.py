@@ -4,6 +4,7 @@ from .beside import Asked as Asked
 from .beside import Beside as Beside
 from .flows import Flow as Flow
 from .flows import Tensor as Tensor
+from .graph_rules import graph_rules as graph_rules
 from .groups import axes_of_groups as axes_of_groups
 from .groups import axes_of_pairs as axes_of_pairs
 from .halo import Halo as Halo

@@ -3,28 +3,24 @@
 Of a convolutional network of ten thousand operations the passes and the reading of what they made take seconds, of a
 short program less than a process takes to begin: whoever has a large one starts the process early (`Beside`), and asks
 it when it is ready.  What it answers is what `partition_imported` says here; where it can't answer, it is done here.
-
-This file is also the process: run by its path, it reads the search path of modules first and then questions.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import os
 import pickle
-import selectors
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
-if TYPE_CHECKING:
-    from .partitioner import Partitioned
-    from .spec import Layout
+from .. import child
+from .partitioner import Partitioned, imported_copy, partition_imported
+from .pinned_module import with_pins
+from .spec import Layout
 
-    Pins = Mapping[int, Sequence[tuple[tuple[int, ...], Layout | None]]]
+Pins = Mapping[int, Sequence[tuple[tuple[int, ...], Layout | None]]]
 
 
 class Beside:
@@ -32,30 +28,19 @@ class Beside:
 
     def __init__(self, *, wanted: bool = True) -> None:
         self._wanted, self._ready = wanted, False
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: child.Child | None = None
 
     def __enter__(self) -> Beside:
         # where it can't be started, nothing is beside
         with contextlib.suppress(OSError):
             if self._wanted:
-                self._start()
+                self._child = child.start(Path(__file__).with_name("partitioner_process.py"))
+                child.send(self._child, sys.path)
         return self
-
-    def _start(self) -> None:
-        self._child = subprocess.Popen(
-            # -P: the modules beside this file are no top-level modules.
-            [sys.executable, "-P", str(Path(__file__))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            # Ctrl-C is for the plan, which ends the process itself.
-            start_new_session=True,
-        )
-        self._send(sys.path)
 
     def __exit__(self, *error: Any) -> None:
         if self._child is not None:
-            self._child.kill()
-            self._child.communicate()
+            child.end(self._child)
             self._child = None
 
     def ready(self) -> bool:
@@ -63,29 +48,22 @@ class Beside:
         if self._child is None:
             return False
         if not self._ready:
-            with selectors.DefaultSelector() as selector:
-                assert self._child.stdout is not None
-                selector.register(self._child.stdout, selectors.EVENT_READ)
-                self._ready = bool(selector.select(0)) and self._receive() is True
+            self._ready = child.has_said(self._child, 0) and self._receive() is True
         return self._ready
 
     def ask(self, question: str, *about: Any) -> Any:
         """The answer to one of the questions of `_Module`; None where there is none to be had, then or later."""
+        assert self._child is not None
         try:
-            self._send((question, about))
+            child.send(self._child, (question, about))
             return self._receive()
         except OSError:
             return None
 
-    def _send(self, message: Any) -> None:
-        assert self._child is not None and self._child.stdin is not None
-        pickle.dump(message, self._child.stdin)
-        self._child.stdin.flush()
-
     def _receive(self) -> Any:
-        assert self._child is not None and self._child.stdout is not None
+        assert self._child is not None
         try:
-            return pickle.load(self._child.stdout)
+            return child.receive(self._child)
         except EOFError:
             self.__exit__()
             return None
@@ -136,21 +114,18 @@ class _Module:
     """What is asked about, in whichever process."""
 
     def __init__(self) -> None:
-        from . import partitioner, pinned_module
-
         self._imported: Any = None
-        self._partitioner, self._pinned_module = partitioner, pinned_module
 
     def load(self, module: Any) -> bool:
         """`imported_copy` of a module, or of its bytecode."""
-        self._imported = self._partitioner.imported_copy(module)
+        self._imported = imported_copy(module)
         return True
 
     def partition(self, while_trips: float) -> Partitioned:
-        return self._partitioner.partition_imported(self._imported, while_trips=while_trips)
+        return partition_imported(self._imported, while_trips=while_trips)
 
     def pin(self, pins: Pins, number_of: Callable[[str], int], around: Callable[[str], str]) -> bool:
-        pinned = self._pinned_module.with_pins(self._imported, pins, number_of, around)
+        pinned = with_pins(self._imported, pins, number_of, around)
         if pinned is None:
             return False
         self._imported = pinned
@@ -172,13 +147,3 @@ def serve(questions: BinaryIO, answers: BinaryIO) -> None:
             answer = getattr(module, question)(*about)
         except Exception:
             answer = None
-
-
-if __name__ == "__main__":
-    # What a pass prints must not end up between the answers.
-    out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    sys.path[:] = pickle.load(sys.stdin.buffer)
-    from jaxplan.sharding.beside import serve as serve_here
-
-    serve_here(sys.stdin.buffer, out)

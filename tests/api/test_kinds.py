@@ -12,7 +12,7 @@ from jax import lax
 
 from jaxplan.api.kinds import input_kinds
 from jaxplan.ir import trace
-from jaxplan.search import graph_rules
+from jaxplan.sharding import graph_rules
 
 S = jax.ShapeDtypeStruct
 ROWS, DIM, WIDTH = 64, 16, 32

@@ -21,7 +21,7 @@ from optax import contrib
 import jaxplan
 from jaxplan.api.kinds import input_kinds
 from jaxplan.ir import trace
-from jaxplan.search import graph_rules
+from jaxplan.sharding import graph_rules
 
 RANDOM = np.random.default_rng(0)
 STEPS = 3

@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh
 import jaxplan
 from jaxplan.api.kinds import input_kinds
 from jaxplan.ir import trace
-from jaxplan.search import graph_rules
+from jaxplan.sharding import graph_rules
 
 VOCABULARY, DIM, BATCH = 4096, 256, 8
 

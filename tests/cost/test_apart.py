@@ -10,7 +10,7 @@ import pytest
 
 from jaxplan.cost import traffic
 from jaxplan.ir import trace
-from jaxplan.search import graph_rules
+from jaxplan.sharding import graph_rules
 
 LENGTH, HEADS, GROUP, WIDTH = 2048, 4, 4, 64
 SCORES = 2 * HEADS * GROUP * LENGTH**2

@@ -16,7 +16,7 @@ from jaxplan.cost import traffic
 from jaxplan.cost.images import image_lanes
 from jaxplan.cost.tiles import device_bytes
 from jaxplan.ir import Value, trace
-from jaxplan.search import graph_rules
+from jaxplan.sharding import graph_rules
 
 ONE = AbstractMesh((1,), ("data",))
 

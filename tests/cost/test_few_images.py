@@ -14,7 +14,7 @@ import jaxplan
 from jaxplan.cost.few_images import widened
 from jaxplan.cost.images import image_lanes
 from jaxplan.ir import trace
-from jaxplan.search.space import graph_rules
+from jaxplan.sharding import graph_rules
 
 _NUMBERS = ("NHWC", "HWIO", "NHWC")
 _WIDE = 33 * 8 * 256 * 128

@@ -12,7 +12,7 @@ import pytest
 
 from jaxplan.cost import simulate_memory, traffic
 from jaxplan.ir import Graph, trace
-from jaxplan.search import graph_rules
+from jaxplan.sharding import graph_rules
 
 AXES = (("data", 4), ("model", 2))
 WHOLE = np.array([-1, -1], np.int8)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from jaxplan.cost import Traffic, simulate_memory, traffic
 from jaxplan.ir import Graph, trace
-from jaxplan.search.space import graph_rules
+from jaxplan.sharding import graph_rules
 
 SIDE = 256
 SIZE = SIDE * SIDE * 4

@@ -13,7 +13,7 @@ from jaxplan.cost import CostModel, simulate_memory, step_memory, traffic
 from jaxplan.cost.held_back import held_back
 from jaxplan.hardware import axis_links, load_profile
 from jaxplan.ir import Graph, trace
-from jaxplan.search import graph_rules
+from jaxplan.sharding import graph_rules
 
 AXES = (("data", 8),)
 LAYERS, ROWS = 4, 65536

@@ -13,7 +13,7 @@ import jaxplan
 from jaxplan.cost import device_bytes
 from jaxplan.cost.images import image_lanes
 from jaxplan.ir import trace
-from jaxplan.search.space import graph_rules
+from jaxplan.sharding import graph_rules
 
 
 def test_what_an_image_is_flattened_to_has_no_lanes_of_the_image() -> None:

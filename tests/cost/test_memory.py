@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from jaxplan.cost import MemoryProfile, device_bytes, simulate_memory, traffic
 from jaxplan.cost.tiles import gathered_bytes
 from jaxplan.ir import Graph, Value, trace
-from jaxplan.search import graph_rules
-from jaxplan.sharding import all_places
+from jaxplan.sharding import all_places, graph_rules
 
 AXES = (("data", 4), ("model", 2))
 WHOLE = np.array([-1, -1], np.int8)

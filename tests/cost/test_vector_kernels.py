@@ -17,7 +17,7 @@ from jaxplan.cost import CostModel, traffic
 from jaxplan.hardware import axis_links, load_profile
 from jaxplan.ir import trace
 from jaxplan.search.build import build
-from jaxplan.search.space import graph_rules
+from jaxplan.sharding import graph_rules
 
 CALIBRATION = Path(__file__).parents[2] / "experiments" / "tpu_calibration"
 KERNELS = runpy.run_path(str(CALIBRATION / "vector_kernels.py"))["VECTOR_KERNELS"]

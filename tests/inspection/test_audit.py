@@ -16,8 +16,7 @@ import jaxplan
 from jaxplan.errors import ArgumentError, ConstraintError
 from jaxplan.ir import trace
 from jaxplan.lowering import compiled_work, lower_flat, price
-from jaxplan.search import graph_rules
-from jaxplan.sharding import Layout
+from jaxplan.sharding import Layout, graph_rules
 from tests.inspection.planted import Step
 
 MESH = AbstractMesh((4, 2), ("data", "model"))

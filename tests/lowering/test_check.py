@@ -11,8 +11,7 @@ from jax.sharding import AbstractMesh
 from jaxplan.ir import trace
 from jaxplan.lowering import check
 from jaxplan.lowering.order import Orders
-from jaxplan.search import graph_rules
-from jaxplan.sharding import Layout
+from jaxplan.sharding import Layout, graph_rules
 
 AXES = (("data", 8),)
 CUT, WHOLE = np.array([0], np.int8), np.array([-1], np.int8)

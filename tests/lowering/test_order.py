@@ -9,8 +9,7 @@ import pytest
 
 from jaxplan.ir import trace
 from jaxplan.lowering.order import resolve_orders
-from jaxplan.search import graph_rules
-from jaxplan.sharding import NONE
+from jaxplan.sharding import NONE, graph_rules
 
 AXES = (("data", 4), ("model", 2))
 

@@ -13,7 +13,8 @@ from jaxplan.api import model_of
 from jaxplan.api.meshes import target_of
 from jaxplan.api.options import Options
 from jaxplan.ir import trace
-from jaxplan.search import StrategyProblem, build, evaluate, graph_rules, solve, solve_folded
+from jaxplan.search import StrategyProblem, build, evaluate, solve, solve_folded
+from jaxplan.sharding import graph_rules
 from models import get
 
 #: Depths that make layers repeat, of every model whose tiny config is unrolled.

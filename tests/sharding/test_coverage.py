@@ -17,7 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxplan._jax import primitive_names
 from jaxplan.ir import trace
 from jaxplan.ir.flatten import SEEN_THROUGH
-from jaxplan.search import graph_rules
+from jaxplan.sharding import graph_rules
 from jaxplan.sharding.rules import registered
 
 WITHOUT_A_RULE = {

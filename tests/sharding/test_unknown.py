@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxplan
 from jaxplan.ir import trace
-from jaxplan.search import graph_rules
+from jaxplan.sharding import graph_rules
 
 X = np.random.default_rng(0).normal(size=(8, 4, 6)).astype(np.float32)
 
