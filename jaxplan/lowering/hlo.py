@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import ArgumentError
@@ -72,13 +72,14 @@ def compiled_collectives(
 ) -> tuple[CompiledCollective, ...]:
     """The collectives in `compiled.as_text()`, in program order.
 
-    A `-start`/`-done` pair and the fusions over which TPU spreads an asynchronous collective are one; so are
-    combined collectives, with the bytes of all.  `while_trips`: for loops whose trip count is unknown.
+    A `-start`/`-done` pair and the fusions over which TPU spreads an asynchronous collective, in loops that run
+    meanwhile too, are one; so are combined collectives, with the bytes of all.  `while_trips`: for loops whose trip
+    count is unknown.
     """
     n_devices = math.prod(size for _, size in mesh_axes)
     sources = Sources(hlo_text)
-    seen: set[tuple[str, str]] = set()
-    found = []
+    spread: dict[str, int] = {}
+    found: list[CompiledCollective] = []
     for run in runs(hlo_text, while_trips):
         instruction = run.instruction
         kind = _KINDS.get(instruction.opcode.removesuffix("-start"))
@@ -86,10 +87,11 @@ def compiled_collectives(
             continue
         channel = _CHANNEL.search(instruction.rest)
         if run.fusion and channel:
-            # the parts of an asynchronous collective stand in several fusions of a computation, one channel
-            if (run.computation, channel.group(1)) in seen:
+            # the parts of an asynchronous collective stand in several fusions, of loops within its own too: one channel
+            first = spread.setdefault(channel.group(1), len(found))
+            if first < len(found):
+                found[first] = replace(found[first], trips=min(found[first].trips, run.trips))
                 continue
-            seen.add((run.computation, channel.group(1)))
         if kind == "all_reduce" and "all-reduce-scatter" in run.fusion:
             kind = "reduce_scatter"
         parts = [bytes_of(run.siblings[name].type) for name in instruction.operands if name in run.siblings]

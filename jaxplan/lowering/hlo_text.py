@@ -1,8 +1,4 @@
-"""The per-device HLO text of CPU, TPU and GPU, read into instructions, each as often as the loops around it run.
-
-A loop's trip count is the compiler's own (`known_trip_count`, CPU and GPU) or the constant that its condition compares
-its counter with (TPU); counters start at 0 and step by 1, as those of `lax.scan` do.
-"""
+"""The per-device HLO text of CPU, TPU and GPU, read into instructions, each as often as the loops around it run."""
 
 from __future__ import annotations
 
@@ -13,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ..errors import ArgumentError
+from .trip_counts import Instruction as Instruction
+from .trip_counts import trip_count
 
 _COMPUTATION = re.compile(r"(?:ENTRY )?%?([\w.-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([\w.-]+) = ")
@@ -22,8 +20,6 @@ _WIDTH = re.compile(r"[a-z]+(\d+)")
 _NAME = re.compile(r"%([\w.-]+)")
 _CALLED = re.compile(r"\b(?:calls|to_apply|body|branch_computations|true_computation|false_computation)="
                      r"(?:\{([^}]*)\}|%?([\w.-]+))")  # fmt: skip
-_KNOWN_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
-_CONDITION = re.compile(r"condition=%?([\w.-]+)")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
 _TABLE = re.compile(r'(\d+) (?:"(.*)"|\{(.*)\})$')
@@ -31,17 +27,6 @@ _FIELD = re.compile(r"(\w+)=(\d+)")
 
 # Opcodes whose called computations run as programs; a reduction's `to_apply` works on scalars.
 _CALLERS = frozenset({"while", "conditional", "call", "fusion", "async-start"})
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Instruction:
-    """`%name = type opcode(operands), rest`; a constant's only operand is its value."""
-
-    name: str
-    type: str
-    opcode: str
-    operands: tuple[str, ...]
-    rest: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +90,7 @@ def _walk(
             continue
         inner = trips
         if instruction.opcode == "while":
-            inner *= _trip_count(instruction, computations, while_trips)
+            inner *= trip_count(instruction, siblings, computations, while_trips)
         for many, one in _CALLED.findall(instruction.rest):
             for callee in _NAME.findall(many) or [one]:
                 fused = instruction.opcode == "fusion"
@@ -118,24 +103,6 @@ def _walk(
                     (op_name, frame) if fused else ("", 0),
                     while_trips,
                 )
-
-
-def _trip_count(
-    loop: Instruction, computations: Mapping[str, Mapping[str, Instruction]], otherwise: float
-) -> float:
-    known = _KNOWN_TRIPS.search(loop.rest)
-    if known:
-        return int(known.group(1))
-    condition = _CONDITION.search(loop.rest)
-    assert condition is not None
-    instructions = computations[condition.group(1)]
-    compared = [name for i in instructions.values() if i.opcode == "compare" for name in i.operands]
-    bounds = [
-        int(instructions[name].operands[0])
-        for name in compared
-        if instructions[name].opcode == "constant" and instructions[name].type.startswith("s32[]")
-    ]
-    return bounds[0] if len(bounds) == 1 else otherwise
 
 
 def _computations(hlo_text: str) -> tuple[dict[str, dict[str, Instruction]], str]:

@@ -160,8 +160,56 @@ def test_cycles_are_a_fusions_own_times_its_trips() -> None:
 
 
 def test_a_loop_without_a_bound_runs_as_often_as_told() -> None:
-    text = LOOP.replace("%limit = s32[] constant(5)", "%limit = s32[] copy(%unrelated)")
+    text = LOOP.replace("%limit = s32[] constant(5)", "%limit = s32[] get-tuple-element(%p), index=2")
     assert compiled_collectives(text, AXES, while_trips=11.0)[0].trips == 11.0
+
+
+WINDOWS = """HloModule step
+
+%cond (p: (f32[8], u32[], bf16[4])) -> pred[] {
+  %limit = u32[]{:T(128)} constant(7)
+  %p = (f32[8]{0}, u32[], bf16[4]{0}) parameter(0)
+  %i = u32[] get-tuple-element(%p), index=1
+  ROOT %lt = pred[] compare(%i, %limit), direction=LT
+}
+
+%body (p: (f32[8], u32[], bf16[4])) -> (f32[8], u32[], bf16[4]) {
+  %one = u32[] constant(1)
+  %p = (f32[8]{0}, u32[], bf16[4]{0}) parameter(0)
+  %x = f32[8]{0} get-tuple-element(%p), index=0
+  %i = u32[] get-tuple-element(%p), index=1
+  %z = bf16[4]{0} get-tuple-element(%p), index=2
+  %move = f32[8]{0} collective-permute(%x), channel_id=5, source_target_pairs={{0,1},{1,0}}
+  %next = u32[] add(%i, %one)
+  %meanwhile = bf16[16]{0} fusion(%z), kind=kCustom, calls=%async
+  %later = u32[] add(%one, %next)
+  %counted = u32[] copy(%later)
+  ROOT %t = (f32[8]{0}, u32[], bf16[4]{0}) tuple(%move, %counted, %z)
+}
+
+%async (a: bf16[4]) -> bf16[16] {
+  %a = bf16[4]{0} parameter(0)
+  ROOT %g = bf16[16]{0} all-gather(%a), channel_id=9, replica_groups=[2,4]<=[4,2]T(1,0), dimensions={0}
+}
+
+ENTRY %main (x: f32[8], z: bf16[4]) -> f32[8] {
+  %x = f32[8]{0} parameter(0)
+  %z = bf16[4]{0} parameter(1)
+  %one = u32[] constant(1)
+  %first = u32[] copy(%one)
+  %init = (f32[8]{0}, u32[], bf16[4]{0}) tuple(%x, %first, %z)
+  %begin = bf16[16]{0} fusion(%z), kind=kCustom, calls=%async
+  %loop = (f32[8]{0}, u32[], bf16[4]{0}) while(%init), condition=%cond, body=%body
+  %end = bf16[16]{0} fusion(%z), kind=kCustom, calls=%async
+  ROOT %out = f32[8]{0} copy(%x)
+}
+"""
+
+
+def test_a_product_in_windows_runs_from_its_first_to_its_last_in_its_own_steps() -> None:
+    """What the compiler itself loops over counts unsigned, here 1, 3, 5; a collective beside it goes on through it."""
+    found = [(c.kind, c.trips) for c in compiled_collectives(WINDOWS, AXES)]
+    assert found == [("all_gather", 1.0), ("collective_permute", 3.0)]
 
 
 def test_text_that_is_not_hlo_is_refused() -> None:
