@@ -220,6 +220,7 @@ class Flattener:
             arguments = [operands[i] for i in called.positions]
             if eqn.params.get("differentiated") and np.any(eqn.params.get("prevent_cse", False)):
                 self.barriers.append((*frame, position))
+                self._invariant(arguments, (*frame, position))
             results = self.walk(called.jaxpr, called.consts, arguments, (*frame, position), trips)
             self._note_shardings(eqn.params, "out_shardings", results)
         elif name == "scan":

@@ -112,7 +112,8 @@ class Graph:
       constants: values captured by the step (their bytes count in memory), indices.
       donated: input positions whose buffer XLA may reuse.
       loops: all loops, outer before inner.
-      invariants: (value, where it enters a loop's body): values that loops read and don't change.
+      invariants: (value, where it enters a body): values that loops read and don't change, and what a remat body reads
+        behind its barrier.
       barriers: frames of bodies that are computed again (`jax.checkpoint`) and read what they read through a barrier.
       assumptions: what had to be assumed (a `while`'s trip count), in words.
     """

@@ -20,7 +20,12 @@ def entered(
     reads: Mapping[tuple[int, int], np.ndarray],
     ops: Collection[int],
 ) -> list[Place]:
-    """Of the loops around any of `ops`, what they don't change and read in another layout, with where it enters."""
+    """Of the loops and remat bodies around any of `ops`, what they don't change and read in another layout, with where
+    it enters.
+
+    Behind a barrier a value is as open as a loop's own: a chunk of a loss that is computed again took the layout of the
+    second product that reads it, and the first was summed over devices.
+    """
     if not graph.invariants or not ops:
         return []
     around = {_frame(graph, op) for op in ops}

@@ -77,3 +77,27 @@ def test_complex_numbers_among_a_programs_constants_are_no_hindrance() -> None:
     """A spectral solver's."""
     x = jax.ShapeDtypeStruct((64, 128), jnp.float32)
     assert surprises(lambda x: jnp.fft.ifft(jnp.fft.fft(x) * (2j * jnp.pi)).real, x) == []
+
+
+def test_what_is_computed_again_takes_what_it_reads_as_it_was_decided_behind_its_barrier() -> None:
+    """A loss in chunks: the second product of each cut the vocabulary's matrix, through the barrier, for the first."""
+    width, words, chunk = 2048, 50257, 1024
+
+    def step(weights: Any, x: jax.Array, tokens: jax.Array) -> Any:
+        def loss(weights: Any) -> jax.Array:
+            @jax.checkpoint
+            def of(rows: tuple[jax.Array, jax.Array]) -> jax.Array:
+                scores = (rows[0] @ weights["words"]).astype(jnp.float32)
+                right = jnp.take_along_axis(scores, rows[1][:, None], -1)[:, 0]
+                return (jax.nn.logsumexp(scores, -1) - right).sum()
+
+            return jax.lax.map(of, (x * weights["scale"], tokens)).sum()
+
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights))
+
+    def shape(*sizes: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(sizes, jnp.bfloat16)
+
+    weights = {"scale": shape(width), "words": shape(width, words)}
+    tokens = jax.ShapeDtypeStruct((32, chunk), jnp.int32)
+    assert surprises(step, weights, shape(32, chunk, width), tokens) == []
