@@ -38,6 +38,7 @@ EXIT_READER_GONE = 141  # 128 + SIGPIPE
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; argparse's `SystemExit` for `--help` and wrong usage."""
     arguments = command_parser().parse_args(argv)
+    arguments.is_process = argv is None
     try:
         code = arguments.command(arguments) or EXIT_DONE
         sys.stdout.flush()

@@ -65,6 +65,9 @@ def test_solve_prints_what_the_file_costs(tmp_path: Path, capsys: pytest.Capture
     saved = json.loads((tmp_path / "out.json").read_text())
     assert saved["choices"] == found["choices"]
     assert lines[0].split() == ["cost", str(found["cost"])]
+    assert lines[-1].split() == ["choices", "in", str(tmp_path / "out.json")]
+    assert main(["solve", str(path), "--gap", "0"]) == 0
+    lines = capsys.readouterr().out.splitlines()
     assert json.loads(lines[-1].removeprefix("choices")) == found["choices"]
 
 
