@@ -5,7 +5,8 @@ or leaves: gathering the most minor axis is an all_gather, gathering a more majo
 Axes that go to another dimension do so while pieces are smallest: before others are gathered, after they are scattered.
 Dimensions that an operation cuts together, or that pass from maker to reader unchanged, share one order (a class).
 An all_to_all of several axes takes their order along to the other dimension, or every piece moves once more.  Classes
-take the orders that spare most bytes the move, mesh order when it makes no difference.
+take the orders that spare most bytes the move, each by itself and with those whose order it takes along; mesh order
+when it makes no difference.
 
 On TPU and GPU a dimension that is summed over wants the order of the one that its sums are scattered onto: XLA compiles
 a reduce_scatter only of parts in the order of the pieces, else an all_reduce of the whole sum and a slice (8 v5e and 8
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -229,8 +230,8 @@ class _Resolver:
         sides += [(self.of_value.get(v), dims) for v, dims in zip(node.results, rule.results, strict=True)]
         for side, dims in sides:
             for d, number in side.items() if side else ():
-                if len(dims[d]) > 1:
-                    # a merged dimension: its factors already say the order, which is the mesh's
+                if len(dims[d]) > 1 and len({int(row[axis]) for axis in self.sets[number]}) > 1:
+                    # a merged dimension whose axes cut several factors: these say the order, which is the mesh's
                     self.fixed.add(number)
                 for f in dims[d]:
                     if f in several:
@@ -326,22 +327,51 @@ class _Resolver:
             possible[root] = [said[root]] if root in said else every[:1] if root in fixed else every
         best: dict[int, tuple[int, ...]] = {}
 
-        def spoiled(root: int, order: tuple[int, ...]) -> float:
+        def spoiled(root: int, order: tuple[int, ...], group: Collection[int] = ()) -> float:
+            """The bytes that go another way; of what two of a group share, half."""
             mixed = sum(w for stays, w in wishes.get(root, ()) if set(order[: len(stays)]) != stays)
             return mixed + sum(
-                w for other, moved, w in along.get(root, ())
+                w / 2 if other in group else w
+                for other, moved, w in along.get(root, ())
                 if other in best and _only(order, moved) != _only(order if other == root else best[other], moved)
-            )  # fmt: skip
+            )
 
         # those that can't choose first, then those that have most to lose; then each again beside all others
         at_stake = {root: sum(w for *_, w in (*wishes.get(root, ()), *along.get(root, ()))) for root in possible}
         turns = sorted(possible, key=lambda root: (len(possible[root]) > 1, -at_stake[root]))
+        together = Disjoint(len(self.keys))
+        for a, b, moved, _ in self.taken_along:
+            one, other = self.joined.find(a), self.joined.find(b)
+            if set(self.sets[one]) == set(self.sets[other]) == moved:
+                together.join(one, other)
+        groups: dict[int, list[int]] = {}
+        for root in possible:
+            groups.setdefault(together.find(root), []).append(root)
         for _ in range(_ROUNDS):
             before = dict(best)
             for root in turns:
                 best[root] = min(possible[root], key=lambda order: spoiled(root, order))
+            # classes that take one another's order along: none turns by itself, though all of them would gain
+            for group in groups.values():
+                if len(group) > 1:
+                    self._turn(group, possible, best, spoiled)
             if best == before:
                 break
         chosen = {key: best[root] for key, root in zip(self.keys, roots, strict=True)}
         # two constraints of one class may say two orders: each holds where it was said
         return chosen | {self.keys[number]: order for number, order in held.items()}
+
+    def _turn(
+        self, group: Collection[int], possible: Mapping[int, Sequence[tuple[int, ...]]],
+        best: dict[int, tuple[int, ...]], spoiled: Callable[[int, tuple[int, ...], Collection[int]], float],
+    ) -> None:  # fmt: skip
+        """Give all of `group` that one of their orders which spoils least, where that is less than what they have."""
+        group = dict.fromkeys(group)
+        found = {root: best[root] for root in group}
+        least = sum(spoiled(root, best[root], group) for root in group)
+        for order in itertools.permutations(self.sets[next(iter(group))]):
+            best.update((root, order) for root in group if order in possible[root])
+            cost = sum(spoiled(root, best[root], group) for root in group)
+            if cost < least:
+                least, found = cost, {root: best[root] for root in group}
+        best.update(found)

@@ -9,7 +9,7 @@ import pytest
 
 from jaxplan.ir import trace
 from jaxplan.lowering.order import resolve_orders
-from jaxplan.sharding import NONE, graph_rules
+from jaxplan.sharding import NONE, UNREDUCED, graph_rules
 
 AXES = (("data", 4), ("model", 2))
 
@@ -46,3 +46,44 @@ def test_what_leaves_first_is_minor(made: tuple[int, int], read: tuple[int, int]
     assert orders_of(made, read)[0] == majors
     # and what comes last, on the way back
     assert orders_of(read, made)[1] == majors
+
+
+def test_a_dimension_that_is_taken_apart_takes_any_order_where_one_part_is_cut() -> None:
+    """Rows in blocks: only axes that cut several of a dimension's parts have their order from these."""
+    graph = trace(lambda x: jnp.sin(x.reshape(8, 8, 64)), (jax.ShapeDtypeStruct((64, 64), "float32"),), {}).graph
+    rules = graph_rules(graph)
+    blocks = rules[0].results[0][0][0]
+    (rows,), (parts,), (after,) = graph.inputs, graph.ops[0].results, graph.ops[1].results
+    cut, moved = np.array((0, 0), np.int8), np.array((2, 0), np.int8)
+    found = resolve_orders(
+        graph, rules, AXES, {rows: cut, parts: cut, after: moved}, {(0, 0): cut, (1, 0): moved}, {0: moved},
+        {0: np.array((blocks, blocks), np.int8), 1: moved}, {}, platform="gpu",
+    )  # fmt: skip
+    assert found.layout("value", parts, 0, cut, 3).dims[0] == ("model", "data")
+    assert found.layout("read", 0, 0, cut, 2).dims[0] == ("model", "data")
+
+
+def test_dimensions_that_take_one_anothers_order_along_turn_together() -> None:
+    """Two pairs of products whose sums are scattered alike: either pair alone loses by turning, both gain."""
+
+    def pairs(x: jax.Array, a: jax.Array, b: jax.Array, c: jax.Array, d: jax.Array) -> jax.Array:
+        return jnp.sin(x @ a @ b) + jnp.sin(x @ c @ d)
+
+    graph = trace(pairs, (jax.ShapeDtypeStruct((64, 64), "float32"),) * 5, {}).graph
+    rules = graph_rules(graph)
+    whole, columns, rows = (np.array(row, np.int8) for row in ((NONE, NONE), (1, 1), (0, 0)))
+    sums, mixed = np.array((UNREDUCED, UNREDUCED), np.int8), np.array((0, 1), np.int8)
+    x, a, b, c, d = graph.inputs
+    values = {x: whole, a: mixed, b: rows, c: mixed, d: rows}
+    reads, factors = {}, {}
+    layouts = {"dot_general": iter([(whole, columns, columns, 1), (columns, rows, sums, 0)] * 2)}
+    for op in graph.ops:
+        *operands, result, side = next(layouts.get(op.primitive, iter([(*([rows] * len(op.operands)), rows, -1)])))
+        values[op.results[0]] = result
+        reads.update({(op.index, i): row for i, row in enumerate(operands)})
+        factor = rules[op.index].operands[1][side][0] if side >= 0 else rules[op.index].operands[0][0][0]
+        factors[op.index] = np.array((factor, factor), np.int8)
+    found = resolve_orders(graph, rules, AXES, values, reads, {0: rows}, factors, {}, platform="gpu")
+    first = graph.ops[0]
+    assert found.layout("read", first.index, 1, columns, 2).dims[1] == ("model", "data")
+    assert found.layout("output", 0, 0, rows, 2).dims[0] == ("model", "data")
