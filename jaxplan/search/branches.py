@@ -8,6 +8,7 @@ a bound of the whole, often a far higher one.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,11 +19,10 @@ from . import moves
 from .dual import DualAscent
 from .frontier_elimination import Rows
 from .known import Floor
-from .narrow import narrow
 from .problem import Ints, StrategyProblem
 
 #: Sweeps at each price, and with the best prices at the end.
-SWEEPS, LAST_SWEEPS = 8, 40
+SWEEPS, LAST_SWEEPS = 4, 40
 
 #: After so many prices that gain less than this part of a step, steps become shorter, to this part, down to the least.
 PATIENCE, LEAST_GAIN, SHORTER, LEAST_STEP = 5, 1e-3, 0.5, 0.005
@@ -36,6 +36,9 @@ MOST_CLIMBS, GAIN = 8, 0.02
 #: Prices that are tried for one time step in the end, and the factor from one to the next as long as all are too low.
 HALVINGS, FARTHER = 8, 2.0
 
+#: A bound that settled prices bring less than this part of the way to what is needed is given up.
+HOPE = 0.1
+
 #: What the bound may rise by where nothing within the budget is known, as a part of it.
 OPEN = 0.1
 
@@ -46,37 +49,49 @@ MOST_ROWS = 3
 COMPARED = 12
 
 #: Nodes that are tried for parting, those first whose bytes make most of a difference.
-CANDIDATES = 8
+CANDIDATES = 24
 
 
 class Branch:
     """A part of a problem and its bound within a budget.
 
     Attributes:
-      problem: the whole with only the strategies `kept` left to some nodes (by node, ascending); limit: the budget.
+      problem: the whole; kept: the strategies left to some nodes of it (by node, ascending); limit: the budget.
       dual: with the best prices that were found; by_byte: these by time step, seconds a byte.
       settled: whether better prices were looked for until there were none.
     """
 
     def __init__(
-        self, whole: StrategyProblem, limit: int, *, by_byte: Mapping[int, float], best_s: float = math.inf,
-        kept: Mapping[int, Ints] | None = None, enough_s: float = math.inf,
-    ) -> None:  # fmt: skip
-        """Price it.
+        self, problem: StrategyProblem, limit: int, *, by_byte: Mapping[int, float], best_s: float = math.inf
+    ) -> None:
+        """Price the whole; by_byte: prices to begin with; best_s: what something within the budget costs."""
+        dual = DualAscent(replace(problem, limit_bytes=max(limit, 1)))
+        dual.set_prices({row: one * max(limit, 1) for row, one in by_byte.items()})
+        self.problem, self.kept = problem, dict[int, Ints]()
+        self._begin(dual, limit, best_s)
+        self.raise_bound()
 
-        Args:
-          by_byte: prices to begin with; best_s: what something within the budget costs; enough_s: a bound that is as
-            good as a higher one.
-        """
-        self.whole, self.limit, self.kept, self.by_byte = whole, limit, dict(kept or {}), dict(by_byte)
-        self.problem, self._best_s = narrow(whole, self.kept), best_s
-        self.dual = DualAscent(replace(self.problem, limit_bytes=max(limit, 1)))
+    def _begin(self, dual: DualAscent, limit: int, best_s: float) -> None:
+        self.dual, self.limit, self._best_s = dual, limit, best_s
         self._cheapest: list[tuple[float, Ints, dict[int, float]]] = []
         self._whole_yet, self.settled = True, False
-        dual = self.dual
-        dual.set_prices({row: one * max(limit, 1) for row, one in by_byte.items()})
-        self._look()
-        self.raise_bound(enough_s)
+
+    def within(self, limit: int, best_s: float) -> Branch:
+        """The same part within another budget, in which something costs `best_s`, from the prices that this one has."""
+        other = copy.copy(self)
+        other._begin(self.dual.within(max(limit, 1)), limit, best_s)
+        other.raise_bound()
+        return other
+
+    def _only(self, node: int, strategies: Ints, enough_s: float, need_s: float) -> Branch:
+        """What has one of some strategies at a node; a bound of `enough_s` is as good as a higher one, and one under
+        `need_s` as none.
+        """
+        other = copy.copy(self)
+        other.kept = {**self.kept, node: strategies}
+        other._begin(self.dual.only(node, strategies), self.limit, self._best_s)
+        other.raise_bound(enough_s, need_s)
+        return other
 
     @property
     def bound_s(self) -> float:
@@ -99,14 +114,7 @@ class Branch:
         for node, groups in self._contested():
             parts: list[Branch] = []
             for group in groups:
-                left = self.kept[node][group] if node in self.kept else group
-                kept = {**self.kept, node: left}
-                parts.append(
-                    Branch(
-                        self.whole, self.limit, by_byte=self.by_byte, best_s=self._best_s, kept=kept,
-                        enough_s=target_s,
-                    )
-                )  # fmt: skip
+                parts.append(self._only(node, group, target_s, enough_s))
                 if parts[-1].bound_s < enough_s:
                     break
             else:
@@ -135,32 +143,49 @@ class Branch:
                 differing.append((-float((np.ptp(sizes, axis=0) * worth).max()), node))
         found = []
         for spread, node in sorted(differing)[:CANDIDATES]:
-            _, group = np.unique(alive.of_node(node), axis=0, return_inverse=True)
+            left, cheapest = self._left(node), int(best[0][node])
+            _, group = np.unique(alive.of_node(node)[left], axis=0, return_inverse=True)
             group = group.reshape(-1)
-            first = int(group[best[0][node]])
+            first = int(group[left == cheapest].max(initial=-1))
             numbers = sorted(set(group.tolist()), key=lambda number: (number != first, number))
-            if spread < 0:
-                found.append((node, [np.flatnonzero(group == number) for number in numbers]))
+            if spread < 0 and len(numbers) > 1:
+                found.append((node, [left[group == number] for number in numbers]))
         return found
 
-    def raise_bound(self, enough_s: float = math.inf) -> None:
-        """Raise the bound by prices on the bytes at the time steps that overflow, until that ends or it is enough."""
+    def _left(self, node: int) -> Ints:
+        return self.kept.get(node, np.arange(self.problem.nodes[node].costs_s.size))
+
+    def raise_bound(self, enough_s: float = math.inf, need_s: float = -math.inf) -> None:
+        """Raise the bound by prices on the bytes at the time steps that overflow, until that ends or it is enough.
+
+        With little hope of `need_s` it is given up.
+        """
         enough_s, bound_s, open_s = min(enough_s, self._best_s), self.bound_s, 0.0
-        for _ in range(MOST_CLIMBS):
+        for turn in range(MOST_CLIMBS):
             if bound_s > enough_s:
                 break
-            open_s = min(max(self._best_s - bound_s, LEAST_STEP * abs(bound_s)), OPEN * abs(bound_s))
-            self._climb(enough_s, open_s)
-            for row in sorted(self.dual.price):
-                self._settle(row)
+            open_s = max(self._best_s - bound_s, LEAST_STEP * abs(bound_s))
+            open_s = min(open_s, OPEN * abs(bound_s), max(enough_s - bound_s, LEAST_STEP * abs(bound_s)))
+            others = self._settle_all()
+            if self.dual.price and not turn and self.bound_s - bound_s < HOPE * (need_s - bound_s):
+                self.settled = False
+                return
+            if others:
+                self._climb(enough_s, open_s)
+                self._settle_all()
             before_s, bound_s = bound_s, self.bound_s
-            if bound_s - before_s <= GAIN * open_s:
+            if not others or bound_s - before_s <= GAIN * open_s:
                 break
         self.settled = bound_s <= enough_s or bound_s > self._best_s
         self._spare(LEAST_GAIN * open_s)
         for _ in range(LAST_SWEEPS):
             self.dual.sweep()
         self.by_byte = {row: price / max(self.limit, 1) for row, price in self.dual.price.items()}
+
+    def _settle_all(self) -> bool:
+        """Settle every price; whether there is more to be priced than one time step."""
+        rows = sorted(self.dual.price)
+        return any([self._settle(row) for row in rows]) or len(rows) != 1
 
     def _climb(self, enough_s: float, open_s: float) -> None:
         """Move the prices along the overflow: Polyak's steps, as if the bound could rise by `open_s`, ever shorter ones
@@ -187,18 +212,24 @@ class Branch:
         dual.set_prices(best)
         self._look()
 
-    def _settle(self, row: int) -> None:
-        """Move one row's price to where assignments that overflow there cost as much as those that don't."""
+    def _settle(self, row: int) -> bool:
+        """Move one row's price to where assignments that overflow there cost as much as those that don't.
+
+        Returns whether one of those that were cheapest around it overflows elsewhere.
+        """
         tried: dict[float, float] = {}
         others, price = dict(self.dual.price), self.dual.price[row]
-        low, high = 0.0, math.inf
+        low, high, elsewhere = 0.0, math.inf, {True: False, False: False}
         for _ in range(HALVINGS):
             self.dual.set_prices({**others, row: price})
             tried[price], alive = self._look()
-            low, high = (price, high) if alive[row] > self.limit else (low, price)
+            over = bool(alive[row] > self.limit)
+            elsewhere[over] = int((alive > self.limit).sum()) > over
+            low, high = (price, high) if over else (low, price)
             price = low * FARTHER if math.isinf(high) else math.sqrt(low * high) if low else high / FARTHER
         self.dual.set_prices({**others, row: max(tried, key=lambda one: tried[one])})
         self._look()
+        return any(elsewhere.values())
 
     def _spare(self, little_s: float) -> None:
         """Do without prices that raise the bound by little: tables carry every time step that has one."""

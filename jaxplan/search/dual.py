@@ -81,6 +81,22 @@ class DualAscent:
         other._chosen = self._chosen.copy()
         return other
 
+    def within(self, limit_bytes: int) -> DualAscent:
+        """The same bound under another limit, at the same prices a byte."""
+        other, was = self.copy(), self.problem.limit_bytes
+        other.problem = replace(self.problem, limit_bytes=limit_bytes)
+        other.price = {peak: price * limit_bytes / was for peak, price in self.price.items()} if was else {}
+        other.refund_s = math.fsum(other.price.values())
+        return other
+
+    def only(self, node: int, strategies: Ints) -> DualAscent:
+        """The same bound of what has one of some strategies at a node: the others cost as much as a forbidden pair."""
+        other, at = self.copy(), self.flat.at[node]
+        gone = np.ones(self.flat.size[node], dtype=np.bool_)
+        gone[strategies] = False
+        other.node_s[at : at + gone.size][gone] += self.flat.forbidden_s
+        return other
+
     def sweep(self) -> Ints:
         """There and back; the assignment read off on the way there, each node the best after the earlier ones."""
         for forward in (True, False):

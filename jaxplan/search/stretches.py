@@ -36,6 +36,9 @@ from .reduce import reduce
 #: stretch would.
 MOST_PARTS, LEAST_RAISE = 64, 0.1
 
+#: Parts that a smaller limit goes on with: of more, most are where that limit needs none.
+CARRIED = 16
+
 #: Of two points that differ in seconds by less than this part of `eps` only the smaller one is looked at.
 PARTED = 0.1
 
@@ -117,10 +120,9 @@ class _Part:
     merged: float = 1.0
     effort: int = 0
 
-    @property
-    def low_s(self) -> float:
+    def low_s(self, limit: int) -> float:
         """Nothing within the limit is faster."""
-        return float(self.floor.at(np.array([self.branch.limit]))[0])
+        return float(self.floor.at(np.array([limit]))[0])
 
 
 class Stretches:
@@ -138,7 +140,8 @@ class Stretches:
         # what a stretch is a share of, where its bound is less
         self.unit_s = max(abs(known.front()[0].objective_s) * LEAST_UNIT, math.ulp(1.0))
         self._judge = Evaluator(self.small)
-        self._by_byte: dict[int, float] = {}  # prices of the stretch before, by time step
+        self._parts: list[_Part] = []  # what all of the problem was in at the limit before
+        self._limit = -1
 
     def cover(self, limit: int, *, alone: bool = False) -> bool:
         """Close the gap at a limit by the stretches from its bound on; whether that was done.
@@ -146,18 +149,17 @@ class Stretches:
         `alone`: the point at the limit itself, though a grain's width of budgets is no gap.
         """
         known, floors = self.known, self.known.floors
-        whole = Branch(self.small, limit, by_byte=self._by_byte, best_s=known.best_at(limit))
-        self._by_byte = whole.by_byte
-        parts = [_Part(branch=whole, floor=whole.floor(), share=self.share)]
+        parts = self._parts_within(limit)
         floors.append(AnyOf(limit, ()))
         while True:
             floors[-1] = AnyOf(limit, tuple(part.floor for part in parts))
+            self._parts, self._limit = parts, limit
             is_open = known.slack_at(limit) > known.eps and (alone or known.gap_at(limit) is not None)
             if not is_open or time.monotonic() > self.deadline:
                 return not is_open
-            part = min(parts, key=lambda one: one.low_s)
+            part = min(parts, key=lambda one: one.low_s(limit))
             try:
-                then = self._advance(part, len(parts) < MOST_PARTS)
+                then = self._advance(part, limit, len(parts) < MOST_PARTS)
             except OutOfTime:
                 return False
             self.share = max(part.share, FIRST)
@@ -165,16 +167,26 @@ class Stretches:
                 return False
             parts = [*(one for one in parts if one is not part), *then]
 
-    def _advance(self, part: _Part, more: bool) -> list[_Part]:
+    def _parts_within(self, limit: int) -> list[_Part]:
+        """What the problem is in: the parts of a larger limit, whose floors hold for this one, unless they are many."""
+        if limit <= self._limit and len(self._parts) <= CARRIED:
+            return [replace(part) for part in self._parts]
+        whole = Branch(self.small, limit, by_byte={}, best_s=self.known.best_at(limit))
+        return [_Part(branch=whole, floor=whole.floor(), share=self.share)]
+
+    def _advance(self, part: _Part, limit: int, more: bool) -> list[_Part]:
         """One stretch of a part, or its parts where that gets farther and there may be more; nothing: neither does.
 
         Raises:
           OutOfTime: the deadline came first.
         """
-        low_s, limit = part.low_s, part.branch.limit
-        if not part.branch.settled:
-            part.branch.raise_bound()
-            part.floor = part.branch.floor(low_s)
+        low_s, branch = part.low_s(limit), part.branch
+        if branch.limit != limit:
+            nearer = branch.within(limit, self.known.best_at(limit))
+            return [_Part(branch=nearer, floor=nearer.floor(low_s), share=self.share)]
+        if not branch.settled:
+            branch.raise_bound()
+            part.floor = branch.floor(low_s)
             return [part]
         unit_s = max(abs(low_s), self.unit_s)
         step_s = min(part.share * unit_s, (part.wide_s - low_s) / 2)
@@ -202,9 +214,10 @@ class Stretches:
                 return [part]
             step_s = part.share * unit_s
         # nothing was found: the bound is not near what there is
-        parts = part.branch.parted(part.low_s + LEAST_RAISE * step_s, part.low_s + step_s) if more else None
+        low_s = part.low_s(limit)
+        parts = branch.parted(low_s + LEAST_RAISE * step_s, low_s + step_s) if more else None
         if parts:
-            return [_Part(branch=one, floor=one.floor(part.low_s), share=part.share) for one in parts]
+            return [_Part(branch=one, floor=one.floor(low_s), share=part.share) for one in parts]
         if part.wide_s <= target_s:
             part.share = max(part.share * SHORTER, SHORTEST)
         elif self.sums < FEW_SUMS:
@@ -242,8 +255,6 @@ class Stretches:
         def lift(assignment: Sequence[int]) -> list[int]:
             middle = again.lift([int(own[s]) for own, s in zip(kept, assignment, strict=True)])
             chosen = [int(own[s]) for own, s in zip(cut[1], middle, strict=True)]
-            for node, own in branch.kept.items():
-                chosen[node] = int(own[chosen[node]])
             return chosen
 
         rows = [row for row in dict.fromkeys([*dual.price, *self.rows]) if row in step_of][:MOST_ROWS]

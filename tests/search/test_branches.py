@@ -75,5 +75,10 @@ def test_bounds_hold_for_parts_and_smaller_budgets() -> None:
             tighter = int(limit * 0.9)
             least_s = optimum(narrow(small, part.kept), tighter)
             assert part.floor().at(np.array([tighter]))[0] <= least_s * (1 + 1e-9) + 1e-12
+            # gone on with in a smaller budget, nothing is lost of what was proved
+            nearer = part.within(tighter, least_s)
+            assert nearer.kept == part.kept
+            assert part.floor().at(np.array([tighter]))[0] <= nearer.bound_s * (1 + 1e-9) + 1e-12
+            assert nearer.bound_s <= least_s * (1 + 1e-9) + 1e-12
         assert min(found) == pytest.approx(best_s)
     assert parted > 5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from jaxplan.search import (
     stretches,
     tradeoff,
 )
+from jaxplan.search.branches import Branch
 from jaxplan.search.evaluate import Evaluator
 from jaxplan.search.frontier import trace_frontier
 from jaxplan.search.frontier_elimination import TooWide
@@ -215,6 +217,32 @@ def test_what_a_walk_leaves_to_a_sweep_is_covered_by_both_bounds(
         else:
             check_whole(problem, found, seconds, peaks)
     assert left_over > 5, "no walk was left to a sweep"
+
+
+def test_a_smaller_budget_goes_on_with_the_parts_of_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, went_on = [0], [0]
+    begin, within = Branch.__init__, Branch.within
+
+    def counted(*given: Any, **named: Any) -> None:
+        begun[0] += 1
+        begin(*given, **named)
+
+    def again(*given: Any) -> Branch:
+        went_on[0] += 1
+        return within(*given)
+
+    monkeypatch.setattr(Branch, "__init__", counted)
+    monkeypatch.setattr(Branch, "within", again)
+    monkeypatch.setattr(stretches, "FIRST", 0.01)
+    walks = 0
+    for seed in range(340, 360):
+        problem = random_problem(seed)
+        seconds, peaks = enumerated(problem)
+        if seconds.size:
+            walk_frontier(known_ends(problem, int(peaks.min()), eps=0.0), exhaustively)
+            walks += 1
+    assert begun[0] <= walks, "a budget was begun with the whole problem again"
+    assert went_on[0] > 3
 
 
 def test_a_node_of_hundreds_of_neighbours_is_no_matter() -> None:
