@@ -36,6 +36,7 @@ from .residency import (
     unmoved,
     written_again,
 )
+from .scores import exponentiated, is_batched
 from .squares import Squares, shared_squares
 from .tables import RowUpdate, row_updates, tiled_in_rows
 from .tiles import Tiling
@@ -124,11 +125,12 @@ class _Kernels:
         self.op_level, self.value_level = [0] * len(graph.ops), [0] * len(graph.values)
         self._find_levels()
         forced = self._forced()
-        self.stored, self.cheap = list(forced), set[int]()
+        self.stored, self.cheap, self.again = list(forced), set[int](), frozenset[int]()
         self.leaves: list[Mapping[int, float] | None] = [None] * len(graph.values)
-        smaller = self._find_leaves()
-        if smaller:
-            self.stored = [kept or value in smaller for value, kept in enumerate(forced)]
+        smaller, converted = self._find_leaves()
+        if smaller or converted:
+            self.again, kept = frozenset(converted), smaller.union(*converted.values())
+            self.stored = [there or value in kept for value, there in enumerate(forced)]
             self._find_leaves()
 
     def _open(self, op: Op) -> bool:
@@ -190,12 +192,12 @@ class _Kernels:
         op = self.graph.ops[made] if self.platform == "tpu" and made >= 0 else None
         return self._gathered_from(op.operands[0]) if op and op.primitive == "convert_element_type" else value
 
-    def _find_leaves(self) -> set[int]:
+    def _find_leaves(self) -> tuple[set[int], Mapping[int, set[int]]]:
         """From which stored values a kernel computes each value again; stores what it can't and a later level reads.
 
         Returns values that are smaller than what is made of them and read later: XLA stores those, and computes the
         rest again where it is read (of an activation what goes in, for the function and its derivative; of softmax's
-        derivative the bf16 product that is converted to f32 twice).
+        derivative the bf16 product that is converted to f32 twice); and scores with what is stored for them instead.
         """
         made_of: dict[int, list[int]] = {}
         crosses = [False] * len(self.graph.values)
@@ -225,14 +227,19 @@ class _Kernels:
                 if self.stored[value]:
                     self.leaves[value] = {value: self.graph.values[value].bytes}
         size = [tensor.bytes for tensor in self.graph.values]
+        exponents = exponentiated(self.graph, self.kinds) if self.platform == "tpu" else {}
+        converted: dict[int, set[int]] = {}
         best: dict[int, int] = {}
         for origin, made in sorted(made_of.items(), reverse=True):  # the latest of equals
             dear = size[origin] < sum(size[v] for v in made) or any(self.mask[v] for v in made)
-            if dear and not self.mask[origin]:
+            arguments = [exponents[v] for v in made if v in exponents]
+            if dear and arguments and is_batched(self.graph.ops[self.producers[origin]]):
+                converted[origin] = set().union(*arguments)
+            elif dear and not self.mask[origin]:
                 for value in made:
                     if value not in best or size[origin] < size[best[value]]:
                         best[value] = origin
-        return set(best.values())
+        return set(best.values()), converted
 
     def _origins(self, op: Op) -> Iterator[int]:
         """The values that fused `op` is computed from, one after the other, latest first, beside what is in memory."""
@@ -247,7 +254,8 @@ class _Kernels:
     def _from_operands(self, op: Op, value: int) -> Mapping[int, float] | None:
         if op.primitive == "scan_slice":
             return {value: self.graph.values[value].bytes}
-        if self.kinds[op.index] != "fused" or (self.platform == "gpu" and is_dear(self.graph, op)):
+        alone = self.kinds[op.index] != "fused" and value not in self.again
+        if alone or (self.platform == "gpu" and is_dear(self.graph, op)):
             return None
         leaves: dict[int, float] = {}
         for operand in op.operands:

@@ -42,6 +42,7 @@ def planned_constraints(
     producers = graph.producers()
     held = held_values(graph, values, reads)
     turned, at_once = turned_sums(graph, values, reads, held), _scattered_at_once(graph, values, reads, held, waited)
+    gathered = gathered_products(graph, values, reads)
     pins: dict[tuple[Site, Layout], Constraint] = {}
 
     def pin(site: Site | None, layout: Layout, value: int, source: str, primitive: str, why: str) -> None:
@@ -65,9 +66,9 @@ def planned_constraints(
             index, position = at_once[value]
             scattered = orders.on_the_way(value, index, position, reads[index, position], rank)
             pin(graph.values[value].site, scattered, value, op.source, op.primitive, "sum")
-        elif at_edge or UNREDUCED in row.tolist():
+        elif at_edge or UNREDUCED in row.tolist() or value in gathered:
             made = orders.layout("value", value, 0, finished(row), rank)
-            why = "propagation" if at_edge else "sum"
+            why = "sum" if UNREDUCED in row.tolist() and not at_edge else "propagation"
             pin(graph.values[value].site, made, value, op.source, op.primitive, why)
     moved = []
     for (index, position), row in reads.items():
@@ -87,6 +88,27 @@ def planned_constraints(
             pin(op.sites[position], layout, value, op.source, op.primitive, "reshard")
     written = [*_local_specs(graph, values, reads, orders), *_held_layouts(graph, values, reads, orders, held)]
     return (*pins.values(), *written)
+
+
+def gathered_products(
+    graph: Graph, values: Mapping[int, np.ndarray], reads: Mapping[tuple[int, int], np.ndarray]
+) -> frozenset[int]:
+    """Products that are made in pieces and only read in layouts that gather some of them.
+
+    Where nothing is pinned at the product itself, Shardy takes its layout from the pin of the one reader
+    (`sdy-apply-sharding-constraints`), and XLA may gather a much larger operand instead of the result: the gradient of
+    a head's weights, f32[512, 16000], whose eight pieces are gathered, compiled for v5e to an all_gather of
+    bf16[32, 256, 16000] logits' gradients (jax 0.10.2, libtpu 0.0.42.1).
+    """
+    uses, found = graph.uses(), set[int]()
+    for op in graph.ops:
+        for value in op.results if op.primitive == "dot_general" else ():
+            made, read = values.get(value), [reads[use] for use in uses[value] if use in reads]
+            if made is None or not read or len(read) < len(uses[value]) or UNREDUCED in made.tolist():
+                continue
+            if all(((made >= 0) & (row == NONE)).any() for row in read):
+                found.add(value)
+    return frozenset(found)
 
 
 def turned_sums(
