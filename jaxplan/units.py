@@ -73,7 +73,7 @@ def parse_bytes(text: int | float | str) -> int:
     """Bytes from a number or from text such as "14GiB", "512 MB", "1e9".
 
     Raises:
-      ArgumentError: the text has no number, a negative one or an unknown unit.
+      ArgumentError: the text has no number, one of less than a byte or an unknown unit.
     """
     if isinstance(text, (int, float)) and not isinstance(text, bool):
         value, suffix = float(text), ""
@@ -91,4 +91,6 @@ def parse_bytes(text: int | float | str) -> int:
         suffix = match.group(2).lower()
     if not value > 0:
         raise ArgumentError(f"memory size {text!r} must be positive")
+    if value * _SUFFIX_BYTES[suffix] < 1:
+        raise ArgumentError(f'memory size {text!r} is less than a byte: write bytes, or text such as "14GiB"')
     return int(value * _SUFFIX_BYTES[suffix])

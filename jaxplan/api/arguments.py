@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -15,22 +15,35 @@ from ..ir import auto_mesh_of
 from ..plans import Plan
 
 
-def shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
+def shape_of(leaf: Any, where: str = "an argument of the step") -> jax.ShapeDtypeStruct:
     """Shape and dtype of an array, Python scalar or ShapeDtypeStruct; any sharding is left behind.
 
     Raises:
-      ArgumentError: the leaf is none of these.
+      ArgumentError: the leaf is none of these, or a mutable array; `where` it stands is said.
     """
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
+    if isinstance(leaf, jax.Ref):
+        raise ArgumentError(
+            f"{where} is a mutable array (jax.Ref), which no plan can lay out: pass what it holds, ref[...], and "
+            "return its next value"
+        )
     try:
         aval = jax.typeof(leaf)
     except TypeError as error:
         raise ArgumentError(
-            f"an argument of the step is a {type(leaf).__name__}, {leaf!r}: neither an array nor a ShapeDtypeStruct. "
+            f"{where} is a {type(leaf).__name__}, {leaf!r}: neither an array nor a ShapeDtypeStruct. "
             "Mark it static (static_argnums / static_argnames), or convert it"
         ) from error
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def check_arguments(named: Iterable[tuple[str, Any]]) -> None:
+    """Of (name, argument) pairs: raises ArgumentError, naming it, for the first leaf that `shape_of` doesn't know."""
+    for name, argument in named:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(argument):
+            inner = jax.tree_util.keystr(path, simple=True, separator="/")
+            shape_of(leaf, f"`{name}/{inner}`" if inner else f"`{name}`")
 
 
 def holds(arguments: Any, kind: type) -> bool:
@@ -149,4 +162,20 @@ def describe_misplaced(error: ValueError, plan: Plan, shardings: Any, args: Any,
         + more
         + "\nMove them once, before the loop: jax.device_put(argument, plan.in_shardings[i]); or create the state with "
         "step.init(init_fn, ...)."
+    )
+
+
+def describe_deleted(plan: Plan, args: Any, kwargs: Any) -> str:
+    """Which leaves are deleted, and what to do; "" where none is."""
+    gone = [
+        tensor.path
+        for tensor, leaf in zip(plan.inputs, jax.tree.leaves((args, kwargs)), strict=False)
+        if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted()
+    ]
+    more = f" and {len(gone) - 8} more" if len(gone) > 8 else ""
+    if not gone:
+        return ""
+    return (
+        f"arguments of `{plan.name}` are deleted: {', '.join(gone[:8])}{more}. What is donated (donate_argnums) is "
+        "gone after its call: go on with what the step returned"
     )

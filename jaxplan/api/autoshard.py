@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -13,13 +14,13 @@ from jax.sharding import AbstractMesh, Mesh
 from .._jax import jit_settings
 from ..errors import ArgumentError, PlanMismatchError
 from ..hardware import CompileTarget
-from ..ir import Traced, positions_of, trace
+from ..ir import Traced, argument_names, positions_of, trace
 from ..plans import Plan
 from ..search import Allowed, StrategyProblem, start_solver
 from ..sharding import MeshAxes, registered
 from ..units import parse_bytes
 from .annotations import Annotations, annotations_of
-from .arguments import as_auto_mesh_in_force, collector_paused, outside_any_mesh, shape_of
+from .arguments import as_auto_mesh_in_force, check_arguments, collector_paused, outside_any_mesh, shape_of
 from .candidates import Pipeline
 from .devices import AUTO, Devices, devices_of
 from .mesh_search import plan_on_devices
@@ -97,7 +98,13 @@ class ShardedStep:
         """The plan of this signature, made now if it is new."""
         static, dynamic, dynamic_kwargs = self._split(args, kwargs)
         leaves, tree = jax.tree.flatten((dynamic, dynamic_kwargs))
-        shapes = [shape_of(leaf) for leaf in leaves]
+        try:
+            shapes = [shape_of(leaf) for leaf in leaves]
+        except ArgumentError:
+            fixed, names = self._positions(args), argument_names(self._fn, len(args))
+            check_arguments((names[i], argument) for i, argument in enumerate(args) if i not in fixed)
+            check_arguments(dynamic_kwargs.items())
+            raise
         key = (static, tree, tuple((s.shape, str(s.dtype), s.weak_type) for s in shapes))
         if key not in self._variants:
             ambient = as_auto_mesh_in_force()
@@ -191,6 +198,9 @@ class ShardedStep:
                 return variant.jitted(*args)
             except (OtherSignature, ExplicitArguments, ValueError):
                 pass  # `_call` plans anew, or moves an argument that lies elsewhere, or says so
+            except RuntimeError as error:
+                variant.say_deleted(error, args, {})
+                raise
         return self._through(ShardedStep._call, args, kwargs, put_back=True)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -351,7 +361,8 @@ def auto_shard(
 
     def wrap(fn: Callable[..., Any]) -> ShardedStep:
         return ShardedStep(
-            fn, place, donate_argnums=_ints(donate_argnums), static_argnums=_ints(static_argnums),
+            fn, place, donate_argnums=_ints("donate_argnums", fn, donate_argnums),
+            static_argnums=_ints("static_argnums", fn, static_argnums),
             static_argnames=(static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames),
             memory_budget=memory_budget, constraints=constraints, options=as_options(options),
         )  # fmt: skip
@@ -363,8 +374,20 @@ def _is_auto(mesh: Any) -> bool:
     return isinstance(mesh, str) and mesh == AUTO
 
 
-def _ints(numbers: int | Sequence[int]) -> tuple[int, ...]:
-    return (numbers,) if isinstance(numbers, int) else tuple(numbers)
+def _ints(name: str, fn: Callable[..., Any], numbers: int | Sequence[int]) -> tuple[int, ...]:
+    """Numbers of arguments of `fn`; refused where it has no such arguments."""
+    found = (numbers,) if isinstance(numbers, int) else tuple(numbers)
+    if not all(isinstance(number, int) for number in found):
+        raise ArgumentError(f"{name}={numbers!r} must be numbers of arguments: 0 is the first")
+    try:
+        kinds = [parameter.kind for parameter in inspect.signature(fn).parameters.values()]
+    except (TypeError, ValueError):  # a builtin or C callable has no signature
+        return found
+    count = sum(kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
+    if inspect.Parameter.VAR_POSITIONAL not in kinds and any(not -count <= number < count for number in found):
+        step = getattr(fn, "__name__", type(fn).__name__)
+        raise ArgumentError(f"{name}={numbers!r}: `{step}` has {count} positional arguments, 0 is the first")
+    return found
 
 
 def plan(train_step: Callable[..., Any], mesh: Any, *shapes: Any, **settings: Any) -> Plan:

@@ -161,7 +161,8 @@ def _mask(pattern: str, wish: Any, leaf: Leaf, axes: MeshAxes) -> tuple[str, All
             return f'{leaf.path}: {pattern!r} -> {wish!r}: write a PartitionSpec or "replicated"', _anything
         wish = PartitionSpec()
     if not isinstance(wish, PartitionSpec):
-        return f'{leaf.path}: {pattern!r} -> {wish!r} is neither a PartitionSpec nor "replicated"', _anything
+        hint = f"; write jax.sharding.PartitionSpec{wish!r}" if isinstance(wish, tuple) and len(wish) > 1 else ""
+        return f'{leaf.path}: {pattern!r} -> {wish!r} is neither a PartitionSpec nor "replicated"{hint}', _anything
     if len(wish) > len(leaf.shape):
         return (
             f"{leaf.path}: {wish} has {len(wish)} entries, the tensor {leaf.dtype}{list(leaf.shape)} "

@@ -15,6 +15,7 @@ from ..sharding import Layout, layout_of_places, pieces, places_of_layout
 from ..units import format_seconds
 from .meshes import Target
 from .options import TEMPLATES, Options
+from .repeated import repeated
 from .schedule import planned_tasks
 
 MOST_ALTERNATIVES = 8
@@ -35,7 +36,8 @@ def finished_plan(
     traced, target, options = pipeline.traced, pipeline.target, pipeline.options
     collectives = _collectives(traced, pipeline.model, best)
     unruled = _unruled(traced, pipeline.model, best)
-    warnings = _warnings(traced, pipeline.model, best, unruled)
+    alike = repeated(traced, pipeline.kinds, target.axes, best)
+    warnings = (*alike, *_warnings(traced, pipeline.model, best, unruled))
     return Plan(
         name=traced.name,
         fingerprint=traced.fingerprint,

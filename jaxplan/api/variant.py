@@ -9,10 +9,18 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh
 
+from ..errors import ArgumentError
 from ..ir import Traced
 from ..lowering import planned_function, sharding_of
 from ..plans import Plan
-from .arguments import cut_copies, describe_misplaced, is_explicit, outside_any_mesh, shape_of
+from .arguments import (
+    cut_copies,
+    describe_deleted,
+    describe_misplaced,
+    is_explicit,
+    outside_any_mesh,
+    shape_of,
+)
 from .meshes import Target
 
 
@@ -142,7 +150,16 @@ class Variant:
             cut = cut_copies(error, self.in_trees, args, kwargs)
             if cut is None:
                 raise describe_misplaced(error, self.plan, self.in_trees, args, kwargs) from error
+        except RuntimeError as error:
+            self.say_deleted(error, args, kwargs)
+            raise
         return self._call(*cut)
+
+    def say_deleted(self, error: RuntimeError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raises an ArgumentError that names what is deleted, where that is the error."""
+        described = describe_deleted(self.plan, args, kwargs)
+        if described:
+            raise ArgumentError(described) from error
 
     def _without_explicit(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]

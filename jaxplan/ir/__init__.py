@@ -23,6 +23,7 @@ from .liveness import written_over as written_over
 from .sources import users_line as users_line
 from .trace import Leaf as Leaf
 from .trace import Traced as Traced
+from .trace import argument_names as argument_names
 from .trace import graph_of_body as graph_of_body
 from .trace import positions_of as positions_of
 from .trace import trace as trace

@@ -107,7 +107,7 @@ def trace(
     static = positions_of(static_argnums, len(args))
     dynamic_args = tuple(a for i, a in enumerate(args) if i not in static)
     dynamic_kwargs = {k: v for k, v in sorted(kwargs.items()) if k not in static_argnames}
-    names = _argument_names(fn, len(args))
+    names = argument_names(fn, len(args))
     dynamic_names = [n for i, n in enumerate(names) if i not in static]
     in_leaves = _named_leaves(dynamic_args, dynamic_names) + _named_leaves(
         tuple(dynamic_kwargs.values()), list(dynamic_kwargs)
@@ -211,7 +211,8 @@ def _told(graph: Graph, stated: Mapping[int, Stated]) -> Graph:
     return replace(graph, assumptions=(*graph.assumptions, *left)) if parts else graph
 
 
-def _argument_names(fn: Callable[..., Any], count: int) -> list[str]:
+def argument_names(fn: Callable[..., Any], count: int) -> list[str]:
+    """Names of the first `count` positional arguments, those of `fn`'s signature where it has one."""
     names: list[str] = []
     try:
         for parameter in inspect.signature(fn).parameters.values():

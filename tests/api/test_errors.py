@@ -112,6 +112,7 @@ def test_nothing_well_under_the_least_peak_is_feasible(mesh_4x2: Mesh) -> None:
         ({"state/kernel": P("data", "data")}, ["state/kernel", "'data'", "twice"]),
         ({"state/kernel": "sharded"}, ["state/kernel", "'sharded'", 'write a PartitionSpec or "replicated"']),
         ({"state/kernel": 3}, ["state/kernel", "3 is neither a PartitionSpec nor"]),
+        ({"state/kernel": ("data", None)}, ["state/kernel", "write jax.sharding.PartitionSpec('data', None)"]),
         (
             {"state/*": P("data"), "state/kernel": "replicated"},
             [
@@ -123,7 +124,7 @@ def test_nothing_well_under_the_least_peak_is_feasible(mesh_4x2: Mesh) -> None:
             ],
         ),
     ],
-    ids=["nothing", "axis", "divide", "rank", "twice", "word", "type", "clash"],
+    ids=["nothing", "axis", "divide", "rank", "twice", "word", "type", "tuple", "clash"],
 )
 def test_a_constraint_that_cannot_be_met(
     mesh_4x2: Mesh, constraints: dict[str, Any], words: list[str]
@@ -197,6 +198,8 @@ def test_bad_options(mesh_4x2: Mesh, options: dict[str, Any], words: list[str]) 
 def test_a_budget_that_is_no_size(mesh_4x2: Mesh) -> None:
     with refused(ValueError, "lots"):
         jaxplan.auto_shard(step, mesh_4x2, memory_budget="lots")
+    with refused(ValueError, "0.8 is less than a byte"):  # a share of the memory is no size
+        jaxplan.auto_shard(step, mesh_4x2, memory_budget=0.8)  # type: ignore[arg-type]
 
 
 # -- the step -------------------------------------------------------------------------------------------------
@@ -236,9 +239,49 @@ def test_state_that_drifts_is_named(mesh_4x2: Mesh) -> None:
 # -- arguments ------------------------------------------------------------------------------------------------
 
 
-def test_an_argument_that_is_no_array(mesh_4x2: Mesh) -> None:
-    with refused(jaxplan.ArgumentError, "a str, 'train'", "static_argnums"):
-        jaxplan.auto_shard(lambda x, mode: x, mesh_4x2)(jnp.ones(8), "train")
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((8.0, {"mode": "train"}), ["`options/mode` is a str, 'train'", "static_argnums"]),
+        ((8.0, [1.0, jnp.sin]), ["`options/1` is a", "static_argnums"]),
+        ((object(), 1.0), ["`x` is a object", "static_argnums"]),
+    ],
+)
+def test_an_argument_that_is_no_array_is_named(mesh_4x2: Mesh, arguments: Any, words: list[str]) -> None:
+    with refused(jaxplan.ArgumentError, *words):
+        jaxplan.auto_shard(lambda x, options: x, mesh_4x2)(*arguments)
+
+
+def test_a_mutable_array_is_named_beside_static_arguments(mesh_4x2: Mesh) -> None:
+    with refused(jaxplan.ArgumentError, "`x` is a mutable array", "ref[...]"):
+        jaxplan.auto_shard(lambda n, x: x[...] * n, mesh_4x2, static_argnums=0)(3, jax.new_ref(jnp.ones(8)))
+
+
+@pytest.mark.parametrize("which", ["donate_argnums", "static_argnums"])
+def test_numbers_of_arguments_that_there_are_not(mesh_4x2: Mesh, which: str) -> None:
+    with refused(jaxplan.ArgumentError, f"{which}=(0, 2): `step` has 2 positional arguments"):
+        jaxplan.auto_shard(step, mesh_4x2, **{which: (0, 2)})
+    with refused(jaxplan.ArgumentError, f"{which}='x' must be numbers"):
+        jaxplan.auto_shard(step, mesh_4x2, **{which: "x"})
+    jaxplan.auto_shard(lambda *every: every, mesh_4x2, **{which: 2})
+
+
+def test_what_was_donated_is_named_when_it_is_passed_again(mesh_4x2: Mesh) -> None:
+    planned = jaxplan.auto_shard(step, mesh_4x2, donate_argnums=0, options={"compare_templates": False})
+    state, x = arrays()
+    planned(state, x)
+    jax.tree.map(lambda leaf: leaf.delete(), state)  # as donating does where the layout allows it
+    with refused(jaxplan.ArgumentError, "arguments of `step` are deleted: state/bias, state/kernel", "returned"):
+        planned(state, x)
+
+
+def test_a_batch_that_no_axis_divides_is_warned_of(mesh_8: Mesh) -> None:
+    state, x = shapes(rows=8190)
+    plan = jaxplan.plan(step, mesh_8, state, x, hardware="tpu-v5e")
+    (told,) = [warning for warning in plan.warnings if "alike" in warning]
+    assert told.startswith("all 8 devices of `data` do ") and "dimension 0 of x, 8190, is not divisible by 8" in told
+    assert told.endswith("Pad the batch to 8192 or cut it to 8184")
+    assert not jaxplan.plan(step, mesh_8, *shapes(rows=8192), hardware="tpu-v5e").warnings
 
 
 def test_an_unhashable_static_argument(mesh_4x2: Mesh) -> None:

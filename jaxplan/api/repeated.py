@@ -1,0 +1,45 @@
+"""What all devices of a mesh axis compute alike because the batch doesn't divide: nothing else would show it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..ir import Traced
+from ..sharding import NONE, MeshAxes
+
+if TYPE_CHECKING:
+    from .found import Candidate
+
+HALF = 0.5
+"""Share of the computation that an axis has to leave whole before the batch is blamed for it."""
+
+
+def repeated(traced: Traced, kinds: Sequence[str], axes: MeshAxes, best: Candidate) -> tuple[str, ...]:
+    """A warning for every mesh axis that cuts less than half of the computation, its size no divisor of the batch.
+
+    The batch is the first dimension of the largest leaf that is one (see `input_kinds`), where no dimension of that
+    leaf is cut over the axis.
+    """
+    leaves = [i for i, kind in enumerate(kinds) if kind == "batch" and traced.inputs[i].shape]
+    if not leaves:
+        return ()
+    sizes = [traced.graph.values[v].bytes for v in traced.graph.inputs]
+    largest = max(leaves, key=lambda i: sizes[i])
+    rows = traced.inputs[largest].shape[0]
+    cut = {name for dim in best.inputs[largest].dims for name in dim}
+    decision = best.found.decision
+    whole_s = sum(decision.compute_s.values())
+    told = []
+    for axis, (name, size) in enumerate(axes):
+        if name in cut or rows <= 1 or rows % size == 0:
+            continue
+        alike_s = sum(s for op, s in decision.compute_s.items() if decision.factors[op][axis] <= NONE)
+        if alike_s > HALF * whole_s:
+            fewer = f" or cut it to {rows - rows % size}" if rows > size else ""
+            told.append(
+                f"all {size} devices of `{name}` do {alike_s / whole_s:.0%} of the computation alike: dimension 0 of "
+                f"{traced.inputs[largest].path}, {rows}, is not divisible by {size}. Pad the batch to "
+                f"{rows + size - rows % size}{fewer}"
+            )
+    return tuple(told)
