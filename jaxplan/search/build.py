@@ -25,6 +25,7 @@ from .passing import How, Passing
 from .problem import Edge, Node, StrategyProblem, Usage
 from .sharing import Sharing
 from .space import Allowed, Passage, Port, Settling, Space
+from .totals import totals
 
 
 def build(
@@ -67,6 +68,7 @@ class _Builder:
         self.crossing, self.stored = crossing, crossing.stored
         self.producers = graph.producers()
         self.sharing = Sharing(graph, rules)
+        self.totals = totals(graph, rules) if model.profile.kind == "tpu" else frozenset[int]()
         self.start_shares = start_shares(
             graph, [rule.matmul for rule in rules], [bool(rule.reduction) for rule in rules]
         )
@@ -276,7 +278,8 @@ class _Builder:
             self.taken_from[op.index, position] = made
         cut = made is copy and self.sharing.several(value)
         sliced = op.primitive == "scan_slice"
-        self._edge(made, port, value, How(tied=tied and can_tie, trips=trips, sliced=sliced, cut=cut))
+        uncut = op.index in self.totals
+        self._edge(made, port, value, How(tied=tied and can_tie, trips=trips, sliced=sliced, cut=cut, uncut=uncut))
 
     def _edge(self, tail: Port, head: Port, value: int, how: How) -> None:
         if tail.node == head.node:

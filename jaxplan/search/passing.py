@@ -10,7 +10,7 @@ import numpy as np
 
 from ..cost import CostModel
 from ..ir import Value
-from ..sharding import UNREDUCED, Moves, reachable
+from ..sharding import NONE, UNREDUCED, Moves, reachable
 from .sharing import tied_layouts
 from .space import Passage
 
@@ -24,6 +24,7 @@ class How(NamedTuple):
       sliced: it is a stack that a loop goes along.
       held: it is a stack that several loops go along.  The reader's first layouts mean that it stays as it is made;
         the others, the same again, that it is resharded before the loops and held for them.
+      uncut: no part is cut out of what lies whole, see `totals`.
       settled: it takes a donated argument's place.
       start_share: of a sum's start that is its own, see `ir.start_shares`.
     """
@@ -33,6 +34,7 @@ class How(NamedTuple):
     sliced: bool = False
     cut: bool = False
     held: bool = False
+    uncut: bool = False
     settled: bool = False
     start_share: float = 1.0
 
@@ -67,7 +69,7 @@ class Passing:
     ) -> tuple[np.ndarray, np.ndarray]:
         if how.tied:
             allowed = tied_layouts(tail, head, cut=how.cut)
-            if not (tail == UNREDUCED).any():
+            if not (how.uncut or (tail == UNREDUCED).any()):
                 return np.zeros(allowed.shape), allowed
         else:
             allowed = reachable(tail, head)
@@ -76,6 +78,8 @@ class Passing:
                 # would lie in memory; only what is cut along the loop itself has to be
                 a, b = tail[:, None, :], head[None, :, :]
                 allowed &= ((a == b) | (a < 0) | (a == 0)).all(axis=2)
+        if how.uncut:
+            allowed &= ~((tail[:, None, :] == NONE) & (head[None, :, :] >= 0)).any(axis=2)
         price = functools.partial(self.model.collective, start_share=how.start_share)
         once = self._between(tail, head).price(tensor.bytes, price)
         once = once + self.model.scattered_lanes_seconds(tail, head, tensor)
