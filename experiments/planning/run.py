@@ -78,8 +78,8 @@ STAGES: dict[str, tuple[str, str, Callable[[Any], str]]] = {
     "partition": ("jaxplan.sharding.beside", "Asked.partition", lambda r: f"{len(r.collectives)} collectives"),
 }
 """Stage -> module, function, and the size of what it returns; reduce is part of both solves and of templates, and so is
-fold of one.  Templates are priced beside the check: their wall seconds and those of lowering overlap; a large program
-is partitioned in a process of its own, whose processor seconds are in no row."""
+fold of one.  Templates are priced beside the check: their wall seconds and those of lowering overlap; a large program's
+are searched, and it is partitioned, in a process of its own, whose processor seconds are in no row."""
 
 
 def size_of(problem: StrategyProblem) -> str:

@@ -24,11 +24,13 @@ from ..lowering import (
 )
 from ..search import (
     SEARCHES,
+    Alike,
     Allowed,
     Decision,
     SearchResult,
     Space,
     Termination,
+    Tied,
     build,
     decide,
     least_peak,
@@ -183,45 +185,46 @@ class Pipeline:
         self, space: Space, input_pins: Mapping[int, Allowed]
     ) -> Iterator[tuple[str, Found | Nothing]]:
         """Every template that the mesh has axes for, priced in `space`, with `input_pins`; none if nothing fits."""
+        for name, pins in self.template_pins(input_pins):
+            self.say(f"pricing template {name}")
+            yield name, self.rival(space, pins)
+
+    def template_pins(self, input_pins: Mapping[int, Allowed]) -> Iterator[tuple[str, dict[int, Allowed]]]:
+        """What every template that the mesh has axes for pins beside `input_pins`; none if nothing fits."""
         for name in () if self.fits_nothing() else TEMPLATES:
             pins = self.template(name)
             if pins is not None:
-                self.say(f"pricing template {name}")
-                yield name, self.rival(space, {at: pin for at, pin in pins.items() if at not in input_pins})
+                yield name, {at: pin for at, pin in pins.items() if at not in input_pins}
 
     def search(
         self, pins: Mapping[int, Allowed], *, stubborn: bool = False, start: Found | Nothing | None = None,
-        begin: Sequence[int] | None = None,
+        begin: Sequence[int] | None = None, space: Space | None = None,
     ) -> Found | Nothing:  # fmt: skip
         """The cheapest decision under `pins` whose simulated memory fits the budget.
 
         What a search under more pins found is a `start`: nothing dearer is returned; `begin` is a start too, as an
-        assignment of `space(pins)`.  Where the memory rows alone say no, a `stubborn` search asks the simulation near
-        the least peak.
+        assignment of `space(pins)`, which is `space` where the caller has it.  Where the memory rows alone say no, a
+        `stubborn` search asks the simulation near the least peak.
         """
-        space = self.space(pins)
+        space = space or self.space(pins)
         hint = _assignment_in(space, start) if isinstance(start, Found) else begin
         found = self._within_budget(space, lambda limit: self._solve(space, limit, hint))
         return self._smallest(space, found.result) if stubborn and isinstance(found, Nothing) else found
 
-    def rival(self, space: Space, pins: Mapping[int, Allowed]) -> Found | Nothing:
+    def rival(self, space: Space, pins: Mapping[int, Allowed], known: Alike | None = None) -> Found | Nothing:
         """A decision of `space` under `pins` as well, within `RIVAL_GAP` of the cheapest, to be compared with its own.
 
         Where the problem folds, only plans that treat repeated layers alike are looked among, and the fold is that of
-        the search itself.
+        the search itself; `known` is what was found there, if another process was asked what `question` says.
         """
-        values = self._values(pins)
-        limits = self._limits | {"relative_gap": max(self.options.relative_gap, RIVAL_GAP)}
-        if len(space.problem.nodes) >= RIVAL_NODES and self.options.fold is not False:
-            kept = {
-                space.values[value].node: np.flatnonzero(allowed(space.values[value].places))
-                for value, allowed in values.items()
-            }
+        values, limits = self._values(pins), self._rival_limits
+        if self._folds_rivals(space):
+            kept = self._kept(space, pins)
 
-            def alike(limit: int) -> SearchResult | None:
-                return space.folds.alike(limit, kept, **limits)
+            def alike(limit: int, known: Alike | None = None) -> SearchResult | None:
+                return space.folds.alike(limit, kept, known=known, **limits)
 
-            if (first := alike(self.budget_bytes)) is not None:
+            if (first := alike(self.budget_bytes, known)) is not None:
                 return self._within_budget(
                     space, lambda limit: first if limit == self.budget_bytes else alike(limit) or first
                 )
@@ -232,6 +235,29 @@ class Pipeline:
             return solve(problem, matrices=space.folds.matrices, **limits)
 
         return self._within_budget(narrow, exact)
+
+    def layers(self, space: Space) -> Tied | None:
+        """The problem of which `rival` first asks; None where it is not one that folds."""
+        return space.folds.layers(self.budget_bytes) if self._folds_rivals(space) else None
+
+    def question(self, space: Space, pins: Mapping[int, Allowed]) -> tuple[Any, ...]:
+        """What `rival` first asks of that problem, as `TiedSearcher.search` is asked."""
+        limits = self._rival_limits
+        return self._kept(space, pins), limits["time_limit_s"], limits["relative_gap"], limits["seed"], math.inf
+
+    def _folds_rivals(self, space: Space) -> bool:
+        return len(space.problem.nodes) >= RIVAL_NODES and self.options.fold is not False
+
+    def _kept(self, space: Space, pins: Mapping[int, Allowed]) -> dict[int, np.ndarray]:
+        """The strategies that pins leave, by node."""
+        return {
+            space.values[value].node: np.flatnonzero(allowed(space.values[value].places))
+            for value, allowed in self._values(pins).items()
+        }
+
+    @property
+    def _rival_limits(self) -> dict[str, Any]:
+        return self._limits | {"relative_gap": max(self.options.relative_gap, RIVAL_GAP)}
 
     def _within_budget(self, space: Space, search: Callable[[int], SearchResult]) -> Found | Nothing:
         """What `search` finds within a limit of bytes, the limit such that the simulation is within the budget.

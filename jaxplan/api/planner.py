@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import ArgumentError, InfeasibleError
 from ..ir import Traced
 from ..plans import Plan
-from ..search import Allowed, Evaluator
+from ..search import TIED_SEARCHER, Allowed, Evaluator
 from ..sharding import Beside
 from .annotations import Annotations, summary, unruled
 from .candidates import Pipeline
@@ -29,8 +29,9 @@ WORTH_CHECKING = 0.005
 of the gap that a search may leave."""
 
 BESIDE_OPS = 4000
-"""Operations from which on the partitioner runs beside the pricing of templates: on two cores it takes 0.3 to 0.5 ms of
-each, with what pins add (ResNets, Inception, U-Net), and its process 1 to 1.5 s to begin, beside the search."""
+"""Operations from which on templates are searched and the step is partitioned in a process of its own: on two cores the
+latter takes 0.3 to 0.5 ms of each, with what pins add (ResNets, Inception, U-Net), and the process 1 to 1.5 s to begin,
+beside the search."""
 
 
 def make_plan(
@@ -70,21 +71,29 @@ def plan_prepared(ready: Prepared, hint: Found | None = None) -> Plan:
     rivals: dict[str, Found] = {}
     times: dict[str, float] = {}
     compares = options.search not in TEMPLATES and options.compare_templates
-    with Beside(wanted=compares and len(traced.graph.ops) >= BESIDE_OPS and (os.cpu_count() or 1) > 1) as beside:
+    large = len(traced.graph.ops) >= BESIDE_OPS
+    with Beside(wanted=compares and large and (os.cpu_count() or 1) > 1, others=(TIED_SEARCHER,)) as beside:
         start = pipeline.search(ready.start_pins) if begins else hint
         begin = None if template or options.search == "ilp" else _best_given(pipeline, input_pins)
-        outcome = pipeline.search({**template, **input_pins}, stubborn=True, start=start, begin=begin)
+        pins = {**template, **input_pins}
+        space = pipeline.space(pins)
 
-        def checked() -> Candidate | None:
+        def searched() -> Found | Nothing:
+            return pipeline.search(pins, stubborn=True, start=start, begin=begin, space=space)
+
+        def checked(outcome: Found | Nothing) -> Candidate | None:
             return pipeline.checked(options.search, outcome, beside) if isinstance(outcome, Found) else None
 
         if compares:
-            with TemplatesBeside(pipeline, outcome.space, input_pins) as templates:
-                best = checked()
+            with TemplatesBeside(pipeline, space, input_pins, beside) as templates:
+                outcome = searched()
+                templates.price()
+                best = checked(outcome)
                 pipeline.say("comparing with templates")
                 rivals = templates.found()
         else:
-            best = checked()
+            outcome = searched()
+            best = checked(outcome)
     if compares:
         best, times = _against_templates(pipeline, best, rivals)
     if begins and isinstance(start, Found):

@@ -37,6 +37,9 @@ from .space import Passage as Passage
 from .space import Space as Space
 from .space import decide as decide
 from .space import pinned as pinned
+from .tied import Tied as Tied
+from .tied_search import TIED_SEARCHER as TIED_SEARCHER
+from .tied_search import Alike as Alike
 from .tradeoff import tradeoff as tradeoff
 
 

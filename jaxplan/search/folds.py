@@ -8,13 +8,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from . import ilp
 from .alike import Contents, colours
 from .base import Incumbent, SearchResult, Termination
 from .contract import Matrices
 from .problem import Ints, StrategyProblem
 from .quotient import Quotient
-from .tied import Tied, narrowed, tie
+from .tied import Tied, tie
+from .tied_search import Alike, search_tied
 
 #: Steps of colour refinement, one fold after the other while the gap is open.  A layer of a transformer is about
 #: five edges long, by its residual stream.
@@ -70,6 +70,10 @@ class Folds:
         tied = self._tied[depth]
         return tied and replace(tied, problem=replace(tied.problem, limit_bytes=limit_bytes))
 
+    def layers(self, limit_bytes: int | None) -> Tied | None:
+        """The tied problem that `alike` searches."""
+        return self.tied(DEPTHS[0], limit_bytes)
+
     def alike(
         self,
         limit_bytes: int | None,
@@ -79,27 +83,30 @@ class Folds:
         relative_gap: float = 1e-4,
         seed: int = 0,
         enough_s: float = math.inf,
+        known: Alike | None = None,
     ) -> SearchResult | None:
         """The cheapest assignment in which nodes that are alike choose alike; nothing is proved of any other.
 
         Args:
           kept: by node, the strategies that are left to it (ascending); every one, where it isn't named.
           enough_s: only what costs less is wanted; where nothing does, what is returned may cost anything.
+          known: what `search_tied` finds, where it has been asked already.
 
         Returns None where the problem does not fold, or where nodes that are alike have nothing in common left.
         """
-        tied = self.tied(DEPTHS[0], limit_bytes)
-        tied = tied and narrowed(tied, kept or {})
+        tied = self.layers(limit_bytes)
         if tied is None:
             return None
-        found, _ = ilp.solve_with_room(
-            tied.problem, time_limit_s=time_limit_s, relative_gap=relative_gap, seed=seed,
-            matrices=self.matrices, enough_s=enough_s,
-        )
+        found, assignment = known or search_tied(
+            tied, kept or {}, time_limit_s=time_limit_s, relative_gap=relative_gap, seed=seed, enough_s=enough_s,
+            matrices=self.matrices,
+        )  # fmt: skip
+        if found is None:
+            return None
         best = self._incumbent.aside()
         if not found.found:
             return best.result(found.termination, found.reason)
-        best.offer(tied.lift(found.assignment), found.objective_s)
+        best.offer(assignment, found.objective_s)
         return replace(best.result(Termination.FEASIBLE), folded_s=best.objective_s, wall_s=found.wall_s)
 
     @functools.cached_property

@@ -108,12 +108,14 @@ class PricedSearch:
         """What the assignment of the last round costs."""
         return moves.total_cost(self.flat, self.chosen)
 
-    def run(self, *, patience: float = math.inf, relative_gap: float | None = None) -> None:
-        """Rounds until a gap is reached, the deadline is near, or `patience` of them in a row gained nothing."""
+    def run(
+        self, *, patience: float = math.inf, relative_gap: float | None = None, least_gain: float = LEAST_GAIN
+    ) -> None:
+        """Rounds until a gap is reached, the deadline is near, or `patience` of them in a row gained too little."""
         with self._alarm.until(self.deadline):
-            self._run(patience, self.relative_gap if relative_gap is None else relative_gap)
+            self._run(patience, self.relative_gap if relative_gap is None else relative_gap, least_gain)
 
-    def _run(self, patience: float, relative_gap: float) -> None:
+    def _run(self, patience: float, relative_gap: float, least_gain: float) -> None:
         since, took_s = 0, 0.0
         while since < patience and not self.best.closed(relative_gap):
             began = time.monotonic()
@@ -136,7 +138,7 @@ class PricedSearch:
             took_s = max(took_s, growth * (time.monotonic() - began))
             self._refine(self._share * self._work)
             left_s = self.best.objective_s - self.best.bound_s
-            since = 0 if left_s < (1 - LEAST_GAIN) * gap_s else since + 1
+            since = 0 if left_s < (1 - least_gain) * gap_s else since + 1
 
     def _stray(self) -> None:
         """A round at prices away from the present ones, in disturbed order, as thorough as chance has it."""

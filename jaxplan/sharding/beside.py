@@ -3,6 +3,7 @@
 Of a convolutional network of ten thousand operations the passes and the reading of what they made take seconds, of a
 short program less than a process takes to begin: whoever has a large one starts the process early (`Beside`), and asks
 it when it is ready.  What it answers is what `partition_imported` says here; where it can't answer, it is done here.
+Until there is a module to be partitioned, others may have the process work for them (`free`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import io
 import pickle
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,19 +25,28 @@ from .spec import Layout
 Pins = Mapping[int, Sequence[tuple[tuple[int, ...], Layout | None]]]
 
 
-class Beside:
-    """As a context: a process that is asked by `Asked`, ended with the context; none, if it is not `wanted`."""
+PARTITIONER = "jaxplan.sharding.beside:Module"
+"""Who answers what `Asked` asks."""
 
-    def __init__(self, *, wanted: bool = True) -> None:
-        self._wanted, self._ready = wanted, False
+
+class Beside:
+    """As a context: a process that is asked by `Asked`, ended with the context; none, if it is not `wanted`.
+
+    `others`: who else there answers, "module:class" each, made there without arguments; a question is a method of one.
+    """
+
+    def __init__(self, *, wanted: bool = True, others: Sequence[str] = ()) -> None:
+        self._wanted, self._others, self._ready, self._partitions = wanted, others, False, False
         self._child: child.Child | None = None
+        # one question at a time, whichever thread asks
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Beside:
         # where it can't be started, nothing is beside
         with contextlib.suppress(OSError):
             if self._wanted:
-                self._child = child.start(Path(__file__).with_name("partitioner_process.py"))
-                child.send(self._child, sys.path)
+                self._child = child.start(Path(__file__).with_name("beside_process.py"))
+                child.send(self._child, (sys.path, (PARTITIONER, *self._others)))
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -43,22 +54,37 @@ class Beside:
             child.end(self._child)
             self._child = None
 
+    @property
+    def there(self) -> bool:
+        """Whether there is a process, ready or not."""
+        return self._child is not None
+
     def ready(self) -> bool:
         """Whether there is a process and it has loaded what it needs."""
-        if self._child is None:
-            return False
-        if not self._ready:
-            self._ready = child.has_said(self._child, 0) and self._receive() is True
-        return self._ready
+        if self._child is not None and not self._ready:
+            with self._lock:
+                self._ready = child.has_said(self._child, 0) and self._receive() is True
+        return self._child is not None and self._ready
 
-    def ask(self, question: str, *about: Any) -> Any:
-        """The answer to one of the questions of `_Module`; None where there is none to be had, then or later."""
-        assert self._child is not None
-        try:
-            child.send(self._child, (question, about))
-            return self._receive()
-        except OSError:
-            return None
+    def free(self) -> bool:
+        """Whether it is ready, and nothing is partitioned there yet: who checks a plan is not kept waiting."""
+        return not self._partitions and self.ready()
+
+    def ask(self, question: str, *about: Any, of: str = PARTITIONER) -> Any:
+        """The answer of one of them; None where there is none to be had, then or later."""
+        with self._lock:
+            if self._child is None:
+                return None
+            try:
+                child.send(self._child, (of, question, about))
+                return self._receive()
+            except OSError:
+                return None
+
+    def load(self, code: bytes) -> bool:
+        """Have a module partitioned there, from its bytecode; False where it isn't."""
+        self._partitions = True
+        return self.ask("load", code) is True
 
     def _receive(self) -> Any:
         assert self._child is not None
@@ -77,12 +103,12 @@ class Asked:
 
     def __init__(self, lowered: Any, beside: Beside | None = None) -> None:
         self._lowered, self._beside = lowered, beside if beside is not None and beside.ready() else None
-        self._here: _Module | None = None
+        self._here: Module | None = None
         self._pins: list[tuple[Any, ...]] = []
         if self._beside is not None:
             code = io.BytesIO()
             lowered.operation.write_bytecode(code)
-            if self._beside.ask("load", code.getvalue()) is None:
+            if not self._beside.load(code.getvalue()):
                 self._beside = None
 
     def partition(self, while_trips: float) -> Partitioned:
@@ -99,18 +125,18 @@ class Asked:
             self._pins.append((pins, number_of, around))
         return bool(pinned)
 
-    def _module(self) -> _Module:
+    def _module(self) -> Module:
         """The module here; from now on nobody beside is asked about it."""
         self._beside = None
         if self._here is None:
-            self._here = _Module()
+            self._here = Module()
             self._here.load(self._lowered)
             for said in self._pins:
                 self._here.pin(*said)
         return self._here
 
 
-class _Module:
+class Module:
     """What is asked about, in whichever process."""
 
     def __init__(self) -> None:
@@ -132,18 +158,17 @@ class _Module:
         return True
 
 
-def serve(questions: BinaryIO, answers: BinaryIO) -> None:
+def serve(questions: BinaryIO, answers: BinaryIO, answering: Mapping[str, Any]) -> None:
     """Say that all is loaded, then answer to the end: an error is answered by None, and met where it was asked."""
-    module = _Module()
     answer: Any = True
     while True:
         pickle.dump(answer, answers)
         answers.flush()
         try:
-            question, about = pickle.load(questions)
+            of, question, about = pickle.load(questions)
         except EOFError:
             return
         try:
-            answer = getattr(module, question)(*about)
+            answer = getattr(answering[of], question)(*about)
         except Exception:
             answer = None

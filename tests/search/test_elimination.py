@@ -139,6 +139,38 @@ def test_rounds_at_prices_find_optima_and_never_bound_above_them() -> None:
     assert found > 0.9 * tried > 50
 
 
+def test_rounds_that_creep_end_where_exact_ones_can_take_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a search within reach of exact programs, each round of which closes a fiftieth of the gap."""
+    problem = grid(6, 4, 0)
+    rounded: list[float] = []
+
+    def creeping(search: PricedSearch, patience: float = math.inf, **settings: float) -> None:
+        def creep(search: PricedSearch) -> tuple[float, int, np.ndarray]:
+            rounded.append(search.best.bound_s)
+            search.best.raise_bound(search.best.bound_s + 0.02 * (search.best.objective_s - search.best.bound_s))
+            return search.best.bound_s, 0, np.zeros(search.flat.peaks, dtype=np.int64)
+
+        if patience == rounds.CLOSE_PATIENCE:
+            search.best.bound_s = 0.99 * search.best.objective_s
+            with monkeypatch.context() as patches:
+                patches.setattr(PricedSearch, "round", creep)
+                patches.setattr(PricedSearch, "_settle_prices", lambda *settled: 0)
+                patches.setattr(PricedSearch, "_stray", creep)
+                patches.setattr(PricedSearch, "_refine", lambda *work: None)
+                run(search, patience=patience, **settings)
+        else:
+            # it goes on after this, whatever it has closed
+            run(search, patience=patience, **settings)
+            search.best.bound_s = 0.99 * search.best.objective_s
+
+    run = PricedSearch.run
+    monkeypatch.setattr(rounds, "MOST_COLUMNS", 0)
+    monkeypatch.setattr(PricedSearch, "run", creeping)
+    found = ilp.solve(problem)
+    assert len(rounded) == rounds.CLOSE_PATIENCE
+    assert found.termination is Termination.OPTIMAL and evaluate(problem, found.assignment).feasible
+
+
 def test_a_time_limit_leaves_the_best_so_far_of_a_large_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "MOST_COLUMNS", 0)
     problem = grid(20, 12, 0)

@@ -1,0 +1,97 @@
+"""Templates are searched in another process as they are here."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh, AxisType
+
+import jaxplan
+from jaxplan.api import candidates, planner
+from jaxplan.api.templates_beside import TemplatesBeside
+from jaxplan.search import Alike, Tied
+from jaxplan.sharding import Beside
+
+MESH = AbstractMesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+LAYERS = 8
+
+
+def step(params: Any, x: jax.Array) -> Any:
+    """A stack of equal layers, written out: its problem folds."""
+
+    def loss(params: Any) -> jax.Array:
+        y = x
+        for up, down in params:
+            y = y + jnp.tanh(y @ up) @ down
+        return y.sum()
+
+    value, gradients = jax.value_and_grad(loss)(params)
+    return jax.tree.map(lambda p, g: p - g, params, gradients), value
+
+
+def planned() -> jaxplan.Plan:
+    weights = [(jnp.ones((256, 1024)), jnp.ones((1024, 256)))] * LAYERS
+    shapes = jax.eval_shape(lambda: (weights, jnp.ones((64, 256))))
+    return jaxplan.plan(step, MESH, *shapes, hardware="tpu-v5e", donate_argnums=0)
+
+
+def until_ready(beside: Beside) -> Beside:
+    entered(beside)
+    deadline = time.monotonic() + 120
+    while beside.there and not beside.ready():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return beside
+
+
+def noted(templates: TemplatesBeside, layers: Tied) -> dict[str, Alike]:
+    answers.append(asked(templates, layers))
+    return answers[-1]
+
+
+def when_asked(templates: TemplatesBeside) -> None:
+    deadline = time.monotonic() + 120
+    while templates._beside.there and not answers:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    price(templates)
+
+
+entered, asked, price = Beside.__enter__, TemplatesBeside._asked, TemplatesBeside.price
+answers: list[dict[str, Alike]] = []
+
+
+def test_what_another_process_finds_of_templates_is_what_is_found_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates, "RIVAL_NODES", 0)
+    monkeypatch.setattr(planner, "BESIDE_OPS", 0)
+    monkeypatch.setattr(Beside, "__enter__", until_ready)
+    monkeypatch.setattr(TemplatesBeside, "_asked", noted)
+    monkeypatch.setattr(TemplatesBeside, "price", when_asked)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    here = planned()
+    assert not answers
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    there = planned()
+    (known,) = answers
+    assert set(known) >= set(here.templates) != set()
+    assert there.templates == here.templates
+    assert (there.inputs, there.outputs, there.cost.step_s) == (here.inputs, here.outputs, here.cost.step_s)
+
+
+def test_a_process_that_can_not_answer_leaves_templates_to_be_priced_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mute(beside: Beside, question: str, *about: Any, **of: Any) -> Any:
+        return True if question == "hold" else None if question == "search" else ask(beside, question, *about, **of)
+
+    monkeypatch.setattr(candidates, "RIVAL_NODES", 0)
+    here = planned()
+    ask = Beside.ask
+    monkeypatch.setattr(planner, "BESIDE_OPS", 0)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(Beside, "__enter__", until_ready)
+    monkeypatch.setattr(Beside, "ask", mute)
+    assert planned().templates == here.templates
