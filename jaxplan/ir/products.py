@@ -10,59 +10,16 @@ compiled for eight v5e and eight H100, jax 0.10.2).  So the two are merged here,
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.lax import DotAlgorithm
 
-from .._jax import Literal, as_closed
-from .flatten import SEEN_THROUGH
-
-_WALKED = frozenset({*SEEN_THROUGH, "scan", "while", "cond"})
-"""Primitives whose jaxprs are looked into: calls, loops and branches."""
+from .._jax import Literal
 
 
-def products_as_wanted(jaxpr: Any) -> Any:
-    """`jaxpr` (open) with products that are only read transposed made with their operands exchanged instead, in the
-    jaxprs of its calls, loops and branches too; itself where there are none."""
-    return _Exchange().body(jaxpr)
-
-
-class _Exchange:
-    def __init__(self) -> None:
-        self._done: dict[int, tuple[Any, Any]] = {}  # by identity; what was rewritten is kept alive beside it
-
-    def body(self, body: Any) -> Any:
-        """An open or closed jaxpr; one that is shared is rewritten once."""
-        if id(body) not in self._done:
-            jaxpr, _ = as_closed(body)
-            equations = _exchanged([self._equation(eqn) for eqn in jaxpr.eqns], jaxpr.outvars)
-            new = body
-            if len(equations) != len(jaxpr.eqns) or any(
-                a is not b for a, b in zip(equations, jaxpr.eqns, strict=True)
-            ):
-                changed = jaxpr.replace(eqns=equations)
-                new = changed if jaxpr is body else body.replace(jaxpr=changed)
-            self._done[id(body)] = body, new
-        return self._done[id(body)][1]
-
-    def _equation(self, eqn: Any) -> Any:
-        if eqn.primitive.name not in _WALKED:
-            return eqn
-        params = {key: self._parameter(value) for key, value in eqn.params.items()}
-        return eqn if all(params[key] is eqn.params[key] for key in params) else eqn.replace(params=params)
-
-    def _parameter(self, value: Any) -> Any:
-        if isinstance(value, (Jaxpr, ClosedJaxpr)):
-            return self.body(value)
-        if type(value) is tuple and any(isinstance(x, (Jaxpr, ClosedJaxpr)) for x in value):  # branches
-            made = tuple(self._parameter(x) for x in value)
-            return made if any(a is not b for a, b in zip(made, value, strict=True)) else value
-        return value
-
-
-def _exchanged(equations: list[Any], results: list[Any]) -> list[Any]:
-    """Equations with the products among them exchanged that are read by one transposition alone."""
+def exchanged(equations: list[Any], results: Sequence[Any]) -> list[Any]:
+    """Equations with products that are read by one transposition alone made with their operands exchanged instead."""
     reads = Counter(v for eqn in equations for v in eqn.invars if not isinstance(v, Literal))
     reads.update(v for v in results if not isinstance(v, Literal))
     made = {eqn.outvars[0]: i for i, eqn in enumerate(equations) if eqn.primitive.name == "dot_general"}

@@ -16,7 +16,9 @@ from .flatten import Flattener, Stated
 from .foreign_mesh import Axes, auto_mesh_of, restated
 from .graph import Graph
 from .live_ops import live_ops
-from .products import products_as_wanted
+from .products import exchanged
+from .rewriting import rewritten
+from .rolls import rolled
 from .third_party import seen_into
 
 
@@ -103,7 +105,7 @@ def trace(
     jaxpr = without_dead_code(jaxpr)
     if platform is not None:
         jaxpr = seen_into(jaxpr, ruled, platform)
-    jaxpr = products_as_wanted(jaxpr)
+    jaxpr = rewritten(jaxpr, (exchanged, rolled))
     static = positions_of(static_argnums, len(args))
     dynamic_args = tuple(a for i, a in enumerate(args) if i not in static)
     dynamic_kwargs = {k: v for k, v in sorted(kwargs.items()) if k not in static_argnames}

@@ -1,16 +1,19 @@
-"""Operations that run in a `shard_map` of their own: kernels, which XLA's partitioner neither cuts nor always takes."""
+"""Operations that run in a `shard_map` of their own: kernels, which XLA neither cuts nor always takes, and what it cuts
+wrong."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import PartitionSpec
 
 from ..ir import Site
 from ..plans import Constraint
-from ..sharding import Layout, local_function
+from ..sharding import Layout, Ring, cut_locally, local_function
 
 LOCAL = "local"
 """`Constraint.why` of the layouts of such an operation: its specs."""
@@ -35,11 +38,13 @@ def run_locally(
     Sums that its results leave pending are finished inside, under the name `scope`; what has no layout (numbers) is
     whole.
     """
-    local = local_function(eqn)
     several = eqn.primitive.multiple_results
 
     def layout(kind: str, i: int) -> Layout | None:
         return layouts.get(Site(frame, kind, position, i))
+
+    dim, read = cut_locally(eqn), layout("operand", 0)
+    local = local_function(eqn, None if dim is None or read is None else _ring(mesh, read.dims[dim]))
 
     def spec(kind: str, i: int) -> PartitionSpec:
         found = layout(kind, i)
@@ -63,3 +68,10 @@ def run_locally(
         check_vma=False,  # what a kernel does with its pieces is its author's word
     )
     return list(mapped(*operands))
+
+
+def _ring(mesh: Any, axes: Sequence[str]) -> Ring:
+    """The devices along a dimension that `axes` cut, major first."""
+    ordered = tuple(name for name in mesh.axis_names if name in axes)
+    numbers = np.arange(math.prod(mesh.shape[name] for name in ordered)).reshape([mesh.shape[n] for n in ordered])
+    return Ring(ordered, tuple(numbers.transpose([ordered.index(name) for name in axes]).ravel().tolist()))

@@ -1,7 +1,8 @@
 """The halos of a partitioned program: Shardy leaves them to XLA's partitioner, which exchanges them without a word.
 
 Where a convolution or a pool reads a tensor along a dimension that is cut, the collective_permutes follow from its
-window (see `halo`).  Where pieces don't line up devices read unequally much; the padding is taken for it.
+window (see `halo`); a value that is rolled around such a dimension sends its edge.  Where pieces don't line up devices
+read unequally much; the padding is taken for it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ def exchanges(visit: Visit, sizes: Mapping[str, int]) -> Iterator[tuple[int, tup
     """(operand, axes, bytes that one device sends) of each collective_permute of one run of an operation."""
     if visit.op.name == "stablehlo.convolution":
         moved = [(0, *along) for along in _convolved(visit)]
+    elif visit.op.name == "stablehlo.concatenate":
+        yield from _rolled(visit, sizes)
+        return
     elif visit.op.name == "stablehlo.reduce_window":
         moved = [(i, *along) for i in range(len(visit.results)) for along in _pooled(visit)]
     else:
@@ -40,6 +44,25 @@ def exchanges(visit: Visit, sizes: Mapping[str, int]) -> Iterator[tuple[int, tup
         for width in (before, after):
             if width:
                 yield operand, axes, local_bytes(value, visit.operand_layouts[operand], sizes) * width // piece
+
+
+def _rolled(visit: Visit, sizes: Mapping[str, int]) -> Iterator[tuple[int, tuple[str, ...], int]]:
+    """Of one value whose end is put before its start: the fewer elements of the two go to the next device."""
+    parts = [value.owner for value in visit.op.operands]
+    dim, extents = int(visit.op.attributes["dimension"]), [shape_of(value)[0] for value in visit.op.operands]
+    axes = visit.layouts[0][dim] if visit.layouts[0] else ()
+    if len(parts) != 2 or not axes or any(getattr(part, "name", "") != "stablehlo.slice" for part in parts):
+        return
+    begins = [[int(n) for n in part.attributes["start_indices"]] for part in parts]
+    whole = shape_of(parts[0].operands[0])[0] == shape_of(visit.op.results[0])[0]
+    if parts[0].operands[0] != parts[1].operands[0] or not whole or any(begins[1]):
+        return
+    if begins[0][dim] == extents[1][dim] and sum(begins[0]) == begins[0][dim]:
+        piece = extents[0][dim] + extents[1][dim]
+        for axis in axes:
+            piece = -(-piece // axis_size(axis, sizes))
+        width = min(extents[0][dim], extents[1][dim])
+        yield 0, axes, local_bytes(visit.op.results[0], visit.layouts[0], sizes) * width // piece
 
 
 def _convolved(visit: Visit) -> Iterator[tuple[int, Window, int, bool]]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 import jaxplan
 
@@ -47,3 +48,30 @@ def test_rows_of_few_images_are_cut_and_the_step_equals_the_unsharded_one(count:
         jax.tree.leaves(planned(*args)), jax.tree.leaves(jax.jit(step)(*args)), strict=True
     ):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def rolled(x: jax.Array) -> jax.Array:
+    y = jnp.cos(x)
+    return jnp.sin(jnp.roll(y, 1, 0) + jnp.roll(y, (3, -1), (0, 1))) * jnp.roll(y, -2, 1) + jnp.roll(y, 0, 1)
+
+
+@pytest.mark.parametrize("cut", [P("data"), P(("data", "model")), P(("model", "data")), P(None, ("model", "data"))])
+def test_rolls_send_edges_and_nothing_else(cut: P, mesh_4x2: Mesh) -> None:
+    """Whatever the order of the axes; a roll after another one too, which XLA exchanges by all_to_alls of pieces."""
+    x = np.random.default_rng(0).standard_normal((64, 32)).astype(np.float32)
+    planned = jaxplan.auto_shard(
+        rolled, mesh_4x2, constraints={"*": cut}, hardware="tpu-v5e", options={"compare_templates": False}
+    )
+    np.testing.assert_array_equal(planned(x), jax.jit(rolled)(x))
+    plan = planned.plan(x)
+    assert {item.kind for item in plan.collectives} == {"collective_permute"} and not plan.warnings
+    assert max(item.bytes for item in plan.collectives) * 2 < x.nbytes // 4
+    assert {finding.what for finding in jaxplan.verify(planned, x).findings} <= {"memory"}
+
+
+def test_a_roll_that_no_axis_should_cut_stays_whole(mesh_4x2: Mesh) -> None:
+    """Edges of more than a piece would come from several devices."""
+    x = np.arange(64.0, dtype=np.float32).reshape(8, 8)
+    pinned = {"*": P("data")}
+    planned = jaxplan.auto_shard(lambda x: jnp.roll(x, 3, 0), mesh_4x2, constraints=pinned, hardware="tpu-v5e")
+    np.testing.assert_array_equal(planned(x), np.roll(x, 3, 0))

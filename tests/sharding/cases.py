@@ -19,6 +19,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.custom_partitioning import custom_partitioning
 
+from jaxplan.ir.rolls import roll_p
+
 _RANDOM = np.random.default_rng(0)
 
 
@@ -304,6 +306,8 @@ case(
 case("pad", "columns", lambda x: jnp.pad(x, ((0, 0), (3, 5))), X)
 case("pad", "interior", lambda x: lax.pad(x, np.float32(1), ((0, 0, 0), (-1, 2, 1))), X)
 case("rev", "columns", lambda x: lax.rev(x, (1,)), X)
+case("roll", "rows", lambda x: roll_p.bind(x, shift=1, axis=0), X)
+case("roll", "columns back", lambda x: roll_p.bind(x, shift=13, axis=1), X)
 case("concatenate", "columns", lambda x, y: jnp.concatenate([x, y, x], 1), X, Y)
 case("split", "columns", lambda x: jnp.split(x, 2, 1), X)
 case("tile", "columns", lambda x: jnp.tile(x, (1, 3)), X)

@@ -14,6 +14,7 @@ from . import linalg as _linalg
 from . import random as _random
 from . import reduction as _reduction
 from . import shape as _shape
+from .registry import Ring as Ring
 from .registry import RuleFunction as RuleFunction
 from .registry import cut_locally as cut_locally
 from .registry import local_function as local_function

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ...errors import RuleError
@@ -27,6 +28,21 @@ device does."""
 
 _CUTS: dict[str, Callable[[Any], int | None]] = {}
 """Of such primitives, from an equation to the dimension of its first operand that XLA doesn't cut."""
+
+@dataclass(frozen=True)
+class Ring:
+    """The devices along a dimension that is cut: mesh axes in the mesh's order, as collectives number devices along
+    several of them, and the number of the device with each piece, in the order of the pieces."""
+
+    axes: tuple[str, ...]
+    devices: tuple[int, ...]
+
+
+Sending = Callable[[Any, Ring], LocalFunction]
+"""From an equation, and the devices along the dimension of `register_cut`, to what one device does."""
+
+_SENDS: dict[str, Sending] = {}
+"""Of primitives whose devices exchange edges of that dimension."""
 
 
 _Function = TypeVar("_Function", bound=RuleFunction)
@@ -126,9 +142,24 @@ def cut_locally(eqn: Any) -> int | None:
     return _CUTS[name](eqn) if name in _CUTS else None
 
 
-def local_function(eqn: Any) -> LocalFunction:
-    """What one device does in place of an equation: a kernel without a function of its own is called as it is."""
+def register_sends(primitive: str) -> Callable[[Sending], Sending]:
+    """Decorator: what one device does where the dimension that `register_cut` names is cut."""
+
+    def add(function: Sending) -> Sending:
+        _SENDS[primitive] = function
+        return function
+
+    return add
+
+
+def local_function(eqn: Any, ring: Ring | None = None) -> LocalFunction:
+    """What one device does in place of an equation: a kernel without a function of its own is called as it is.
+
+    `ring`: where the dimension of `cut_locally` is cut.
+    """
     name = eqn.primitive.name
+    if name in _SENDS and ring is not None:
+        return _SENDS[name](eqn, ring)
     if name not in _LOCAL:
         return _SUMS[name][1](eqn)
     own = _LOCAL[name]

@@ -1,0 +1,58 @@
+"""Jaxprs with some of their equations replaced by others, in the jaxprs of their calls, loops and branches too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+from .._jax import as_closed
+from .flatten import SEEN_THROUGH
+
+_WALKED = frozenset({*SEEN_THROUGH, "scan", "while", "cond"})
+"""Primitives whose jaxprs are looked into: calls, loops and branches."""
+
+Change = Callable[[list[Any], Sequence[Any]], list[Any]]
+"""(equations of a jaxpr, its results) -> its equations: those that stay are the same objects."""
+
+
+def rewritten(jaxpr: Any, changes: Sequence[Change]) -> Any:
+    """`jaxpr` (open) with all `changes` made, one after the other; itself where there are none."""
+    return _Rewriter(changes).body(jaxpr)
+
+
+class _Rewriter:
+    def __init__(self, changes: Sequence[Change]) -> None:
+        self._changes = changes
+        self._done: dict[int, tuple[Any, Any]] = {}  # by identity; what was rewritten is kept alive beside it
+
+    def body(self, body: Any) -> Any:
+        """An open or closed jaxpr; one that is shared is rewritten once."""
+        if id(body) not in self._done:
+            jaxpr, _ = as_closed(body)
+            equations = [self._equation(eqn) for eqn in jaxpr.eqns]
+            for change in self._changes:
+                equations = change(equations, jaxpr.outvars)
+            new = body
+            if len(equations) != len(jaxpr.eqns) or any(
+                a is not b for a, b in zip(equations, jaxpr.eqns, strict=True)
+            ):
+                changed = jaxpr.replace(eqns=equations)
+                new = changed if jaxpr is body else body.replace(jaxpr=changed)
+            self._done[id(body)] = body, new
+        return self._done[id(body)][1]
+
+    def _equation(self, eqn: Any) -> Any:
+        if eqn.primitive.name not in _WALKED:
+            return eqn
+        params = {key: self._parameter(value) for key, value in eqn.params.items()}
+        return eqn if all(params[key] is eqn.params[key] for key in params) else eqn.replace(params=params)
+
+    def _parameter(self, value: Any) -> Any:
+        if isinstance(value, (Jaxpr, ClosedJaxpr)):
+            return self.body(value)
+        if type(value) is tuple and any(isinstance(x, (Jaxpr, ClosedJaxpr)) for x in value):  # branches
+            made = tuple(self._parameter(x) for x in value)
+            return made if any(a is not b for a, b in zip(made, value, strict=True)) else value
+        return value
