@@ -26,6 +26,7 @@ import numpy as np
 from ..ir import Graph, Op, Value
 from ..sharding import MeshAxes
 from .images import Lanes
+from .kinds import COMPUTED_AGAIN
 from .tiles import Tiling, device_bytes, local_sizes
 
 _FEW, _PIECES = 7, 8
@@ -46,30 +47,54 @@ class Spread(NamedTuple):
 
     Attributes:
       op, place: the operation and which operand it is; value: which of them all, see `spread_reads`.
+      image: what of the image's shape it is read with, see `grouped`.
     """
 
     op: int
     place: int
     value: int
+    image: int
 
 
 def spread_reads(graph: Graph, images: Mapping[int, Lanes]) -> tuple[Spread, ...]:
     """The operands of elementwise work on images that are one number for each image and channel."""
     producers, found = graph.producers(), []
+    groups = grouped(graph, images)
     for op in graph.ops:
-        lanes = images.get(op.results[0]) if op.results else None
+        image = groups.get(op.results[0], op.results[0]) if op.results else -1
+        lanes = images.get(image)
         if lanes is None or op.primitive == "conv_general_dilated":
             continue
         shape = graph.values[op.results[0]].shape
-        space = [d for d in range(len(shape)) if d not in lanes]
+        space = [d for d in range(len(graph.values[image].shape)) if d not in lanes]
         if len(shape) < 3 or shape[lanes[0]] == 1 or all(shape[d] == 1 for d in space):
             continue
         for place, value in enumerate(op.operands):
             small = graph.values[value].shape
             alike = len(small) == len(shape) and small[lanes[0]] > 1 and all(small[d] == 1 for d in space)
             if alike or (small == shape and _broadcast(graph, producers, value, lanes[0], space)):
-                found.append(Spread(op.index, place, value))
+                found.append(Spread(op.index, place, value, image))
     return tuple(found)
+
+
+def grouped(graph: Graph, images: Mapping[int, Lanes]) -> dict[int, int]:
+    """For images whose channels, the last dimension, are in groups: an image of that content, channels undivided.
+
+    A group normalisation is often computed so; XLA for TPU moves the reshape behind it.
+    """
+    found: dict[int, int] = {}
+    for op in graph.ops:
+        if not op.results:
+            continue
+        value, shape = op.results[0], graph.values[op.results[0]].shape
+        if op.primitive == "reshape" and (source := op.operands[0]) in images:
+            before = graph.values[source].shape
+            whole = len(before) - 1
+            if images[source][1] == whole and len(shape) == len(before) + 1 and shape[:whole] == before[:whole]:
+                found[value] = source
+        elif near := [v for v in op.operands if v in found and graph.values[v].shape == shape]:
+            found[value] = found[near[0]]
+    return found
 
 
 def _broadcast(graph: Graph, producers: Sequence[int], value: int, batch: int, space: Sequence[int]) -> bool:
@@ -106,7 +131,7 @@ def spread_copies(
     """(first reader, after the last reader, bytes) of what is written out as whole images."""
     found: dict[tuple[int, bytes], tuple[int, int, int]] = {}
     for read in spread:
-        result = graph.ops[read.op].results[0]
+        result = read.image
         row, tensor = values.get(result), graph.values[result]
         if row is None:
             continue
@@ -143,14 +168,18 @@ def moved_pixels(
     stored: Sequence[bool],
     times: Sequence[int],
     reads: Mapping[tuple[int, int], np.ndarray],
+    spread: Sequence[Spread] = (),
 ) -> Moved | None:
     """A step on TPU with the gradients of such convolutions' weights after the last convolution, in the opposite order.
 
     None where no convolution has few images.
 
     Args:
-      images: see `image_lanes`; stored, times: see `fusion.Traffic`; reads: see `simulate_memory`.
+      images: see `image_lanes`; stored, times, spread: see `fusion.Traffic`; reads: see `simulate_memory`.
     """
+    written_out: dict[int, set[int]] = {}
+    for read in spread:
+        written_out.setdefault(read.op, set()).add(read.value)
     convolutions = [op for op in graph.ops if op.primitive == "conv_general_dilated"] if images else []
     wider = {
         op.index: widened(graph.values[op.operands[0]], row, axes, images[op.operands[0]])
@@ -173,12 +202,45 @@ def moved_pixels(
         columns = graph.values[op.results[0]].shape[op.params["dimension_numbers"].out_spec[-1]]
         forms = 1 if _mixed(graph, producers, images, value) else min(columns, _FORMS)
         copies += [(later[producers[value]] + 1, at, forms * size), (at, at + 1, columns * size)]
+        if not stored[value] and _dear(graph, producers, stored, value, written_out):
+            whole = math.ceil(size * _elements(graph, value))
+            copies.append((later[producers[value]] + 1, times[op.index] + 1, whole))
         if not kept[gradient]:
             size = _bytes(graph, axes, gradient, reads[op.index, 1], images.get(gradient, images[value]))
             copies.append((later[producers[gradient]], at + 1, size))
         kept[value] = kept[gradient] = True
     gone = {(op.index, 0) for op in waiting}
     return Moved(tuple(later), kept, tuple(copies), {k: row for k, row in reads.items() if k not in gone})
+
+
+def _dear(
+    graph: Graph, producers: Sequence[int], stored: Sequence[bool], value: int, spread: Mapping[int, set[int]]
+) -> bool:
+    """Whether an image is computed, since the last convolution, from so many whole images that it is kept instead.
+
+    What a normalisation hands to an activation is: its own image, and a mean and a scale that are written out.
+
+    Args:
+      spread: by operation, what it reads that is written out.
+    """
+    shape, waiting, seen, leaves = math.prod(graph.values[value].shape), [value], {value}, set[int]()
+    while waiting:
+        current = waiting.pop()
+        made = producers[current]
+        if made < 0 or stored[current] or graph.ops[made].primitive == "conv_general_dilated":
+            leaves.add(current)
+            continue
+        leaves |= spread.get(made, set())
+        near = {v for v in graph.ops[made].operands if math.prod(graph.values[v].shape) == shape} - seen - leaves
+        seen |= near
+        waiting += near
+    read = sum(graph.values[leaf].item_bytes for leaf in leaves)
+    return read > COMPUTED_AGAIN * graph.values[value].item_bytes
+
+
+def _elements(graph: Graph, value: int) -> float:
+    """How many times the bytes of the pieces that a convolution reads an image has."""
+    return max(graph.values[value].item_bytes / _CONVERTED, 1.0)
 
 
 def _mixed(graph: Graph, producers: Sequence[int], images: Mapping[int, Lanes], value: int) -> bool:

@@ -23,7 +23,7 @@ from .few_images import Spread, spread_reads
 from .fills import Fill, fills
 from .images import Lanes, copied_reads, image_lanes
 from .in_place import overwritable
-from .kinds import LOOP_EDGES, kind_of, source_values
+from .kinds import COMPUTED_AGAIN, LOOP_EDGES, kind_of, source_values
 from .masks import is_dear, is_mask
 from .residency import (
     Flow,
@@ -41,10 +41,6 @@ from .squares import Squares, shared_squares
 from .tables import RowUpdate, row_updates, tiled_in_rows
 from .tiles import Tiling
 from .vector_kernels import VectorKernel, vector_kernels
-
-_COMPUTED_AGAIN = 2.25
-"""How many times its own bytes a value may be read from to be computed again: what is converted from f32 to bf16 with a
-little beside it is (the softmax inside the TPU compiler's attention products)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,7 +262,7 @@ class _Kernels:
                 leaves.update(found)
         if op.primitive == "gather" and op.operands[0] in leaves:  # no more of a table is read than is gathered
             leaves[op.operands[0]] = min(leaves[op.operands[0]], self.graph.values[value].bytes)
-        near = sum(leaves.values()) <= _COMPUTED_AGAIN * self.graph.values[value].bytes
+        near = sum(leaves.values()) <= COMPUTED_AGAIN * self.graph.values[value].bytes
         return leaves if near or self.mask[value] else None
 
     def _kept(self, value: int) -> bool:

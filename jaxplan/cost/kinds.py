@@ -22,6 +22,10 @@ _REDUCTIONS = frozenset(
 )
 """Reductions: the root of a kernel, fused with what makes their operand."""
 
+COMPUTED_AGAIN = 2.25
+"""How many times its own bytes a value may be read from to be computed again: what is converted from f32 to bf16 with a
+little beside it is (the softmax inside the TPU compiler's attention products)."""
+
 
 def kind_of(graph: Graph, op: Op, rule: Rule, platform: str) -> str:
     """ "fused", "reduction" (the root of a kernel), "heavy" (a kernel of its own) or "edge" (of a loop: no work)."""

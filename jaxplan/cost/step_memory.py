@@ -42,7 +42,7 @@ def step_memory(
         stored = tuple(kept and value not in crossing.apart for value, kept in enumerate(stored))
     if model.profile.kind == "gpu":
         times = held_back(graph, axes, stored, times, values, reads)
-    moved = moved_pixels(graph, axes, crossing.images, stored, times, reads)
+    moved = moved_pixels(graph, axes, crossing.images, stored, times, reads, crossing.spread)
     lives = crossing.lives if times is crossing.times and stored is crossing.stored else None
     if moved:
         times, reads = moved.times, moved.reads

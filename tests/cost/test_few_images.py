@@ -25,7 +25,15 @@ def convolve(x: Any, kernel: Any) -> Any:
     return jax.lax.conv_general_dilated(x, kernel.astype(x.dtype), (1, 1), "SAME", dimension_numbers=_NUMBERS)
 
 
-def network(normalised: bool) -> Any:
+def normalise(x: Any) -> Any:
+    """Group normalisation as it is mostly written: channels in groups, then as they were."""
+    y = x.astype(jnp.float32).reshape(*x.shape[:3], 32, x.shape[3] // 32)
+    centred = y - jnp.mean(y, (1, 2, 4), keepdims=True)
+    scale = jax.lax.rsqrt(jnp.mean(centred**2, (1, 2, 4), keepdims=True) + 1e-5)
+    return (centred * scale).reshape(x.shape).astype(x.dtype)
+
+
+def network(normalised: bool, grouped: bool = False) -> Any:
     """Three convolutions of 96 channels and bf16, each behind a normalisation over whole images or none; SGD."""
 
     def step(weights: Any, images: Any) -> Any:
@@ -33,7 +41,9 @@ def network(normalised: bool) -> Any:
             x = images.astype(jnp.bfloat16)
             for kernel in weights:
                 x = convolve(x, kernel)
-                if normalised:
+                if grouped:
+                    x = normalise(x)
+                elif normalised:
                     x = (x.astype(jnp.float32) - jnp.mean(x, (1, 2), jnp.float32, keepdims=True)).astype(x.dtype)
                 x = jax.nn.relu(x)
             return jnp.mean(x.astype(jnp.float32) ** 2)
@@ -43,11 +53,11 @@ def network(normalised: bool) -> Any:
     return step
 
 
-def copies(count: int, normalised: bool, hardware: str = "tpu-v5e") -> int:
+def copies(count: int, normalised: bool, hardware: str = "tpu-v5e", *, grouped: bool = False) -> int:
     """Bytes of copies at the peak of a step on `count` images of 256 pixels a side."""
     weights = [jax.ShapeDtypeStruct((3, 3, size, 96), jnp.float32) for size in (3, 96, 96)]
     mesh = AbstractMesh((1,), ("data",))
-    step = jaxplan.auto_shard(network(normalised), mesh, hardware=hardware, donate_argnums=(0,))
+    step = jaxplan.auto_shard(network(normalised, grouped), mesh, hardware=hardware, donate_argnums=(0,))
     cost = step.plan(weights, jax.ShapeDtypeStruct((count, 256, 256, 3), jnp.float32)).cost
     return int(dict(cost.peak_parts).get("copies", 0))
 
@@ -65,6 +75,14 @@ def test_what_is_the_same_all_over_an_image_is_written_out() -> None:
     """A mean of each image, f32: four bytes an element, for each of two layers at least."""
     more = copies(4, normalised=True) - copies(4, normalised=False)
     assert more >= 2 * 4 * _WIDE * 4
+
+
+def test_so_is_what_is_the_same_all_over_an_image_of_grouped_channels() -> None:
+    """The scale of every group, f32, and what the activation reads of the last convolution's image, which is dearer to
+    compute again than to keep: networks of six convolutions on v5e, four bf16 images a device, 4102 MB compiled, 1808
+    predicted before and 4092 since; two f32 ones 7782, 4630 and 8992 (jax 0.10.2, libtpu 0.0.42.1)."""
+    more = copies(4, normalised=True, grouped=True) - copies(4, normalised=False)
+    assert more >= 2 * 4 * _WIDE * (4 + 2)
 
 
 def test_not_on_gpu() -> None:
