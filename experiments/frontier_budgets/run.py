@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import subprocess
@@ -91,13 +92,22 @@ def main() -> None:
     if given.here:
         print(json.dumps(compared(given.only[0], given.limit, given.each)))
         return
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name in given.only:
         command = [sys.executable, __file__, "--here", "--only", name, "--limit", str(given.limit)]
         done = subprocess.run([*command, "--each", str(given.each)], stdout=subprocess.PIPE, text=True, check=True)
-        results[name] = json.loads(done.stdout.splitlines()[-1])
-        RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
-        print(name, {key: results[name][key] for key in ("points", "regret_bound", "worst_behind", "wall_s")})
+        found = json.loads(done.stdout.splitlines()[-1])
+        keep(name, found)
+        print(name, {key: found[key] for key in ("points", "regret_bound", "worst_behind", "wall_s")})
+
+
+def keep(name: str, found: dict[str, Any]) -> None:
+    """Put a case among the results, whoever else is doing so."""
+    with RESULTS.open("a+", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        results = {**json.loads(file.read() or "{}"), name: found}
+        file.truncate(0)
+        file.write(json.dumps(results, indent=1, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":

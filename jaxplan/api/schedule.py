@@ -1,7 +1,7 @@
 """A decided program -> the tasks that the simulator runs.
 
-Computation between two communications is one task: an operation joins the last one as long as it waits for no
-collective that the task doesn't wait for, and nothing that the task made is already being sent.  Collectives that
+Computation between two communications is one task: an operation joins the last one as long as it waits for the same
+collectives, and nothing that the task made is already being sent.  Collectives that
 finish sums follow their operation; those that bring operands into layout stand before it.  An operand that is there
 from the start (an argument, a slice of a stack) is fetched no earlier than needed to hide it: a scheduler that fetched
 all weights at once would fill the memory with them.
@@ -23,6 +23,7 @@ from ..cost import CostModel
 from ..ir import Graph, Loop, Op
 from ..plans import COMPUTE, PlannedTask
 from ..sharding import Collective
+from .combined import Alike, combined
 
 _SUMS = frozenset({"all_reduce", "reduce_scatter"})
 """Collectives that finish what their operation made; the others bring in what it reads."""
@@ -64,6 +65,7 @@ class _Draft:
     seconds_s: float = 0.0
     dearest_s: float = -1.0
     bytes: int = 0
+    alike: Alike | None = None
 
 
 @dataclass
@@ -82,6 +84,8 @@ class _Writer:
         self.graph, self.compute_s, self.model, self.alive_bytes = graph, compute_s, model, alive_bytes
         self.sent_s = {item: seconds_s for (item, _), seconds_s in zip(collectives, sent_s, strict=True)}
         self.drafts: list[_Draft] = []
+        self.behind: list[int] = []
+        self.item_of: dict[int, Collective] = {}
         self.made_by: dict[int, frozenset[int]] = {}
         self.computations: list[int] = []
         self.early = {*graph.inputs, *graph.constants}
@@ -140,13 +144,19 @@ class _Writer:
             self._op(op)
         for item in self.unknown:
             self._send(item, item.scope, frozenset(range(self.fence, len(self.drafts))))
-        return tuple(
+        tasks = [
             PlannedTask(
                 name=draft.name, kind=draft.kind, streams=draft.streams, seconds_s=draft.seconds_s, trips=draft.trips,
                 after=tuple(sorted(draft.after)), where=draft.where, bytes=draft.bytes,
             )
             for draft in self.drafts
-        )  # fmt: skip
+        ]  # fmt: skip
+        return combined(tasks, [draft.alike for draft in self.drafts], self._price)
+
+    def _price(self, task: int, sent_bytes: int) -> float:
+        """Of one collective in the place of those that are combined with a task: it starts once."""
+        item = self.item_of[task]
+        return self.model.collective_over(item.kind, sent_bytes, item.axes) * item.trips
 
     def _op(self, op: Op) -> None:
         early = self._early(op) and not self._made(op.operands)
@@ -163,7 +173,8 @@ class _Writer:
             made = self._made(moved)
             task = self._send(item, op.source, made or self._ahead(self._seconds(item)))
             for value in moved:
-                fetched[value] = frozenset({task})
+                # what reads it later reads what was brought, unless it is brought there as well
+                fetched[value] = self.made_by[value] = frozenset({task})
         waits = self._made([v for v in op.operands if v not in fetched]).union(*fetched.values())
         seconds_s = self.compute_s.get(op.index, 0.0)
         early = early and not waits
@@ -218,14 +229,14 @@ class _Writer:
         return frozenset()
 
     def _compute(self, op: Op, seconds_s: float, waits: frozenset[int]) -> int:
-        sent = {task for task in waits if self.drafts[task].kind != COMPUTE}
-        if self.open < 0 or not sent <= self.drafts[self.open].after or max(waits, default=-1) > self.open:
+        if not self._joins(waits):
             self.open = self._add(_Draft(op.primitive, COMPUTE, (COMPUTE,), op.trips, frozenset(), op.source))
             self.computations.append(self.open)
         draft = self.drafts[self.open]
         fresh = waits.difference(draft.after, (self.open,))
         if fresh:
             draft.after |= fresh
+            self.behind[self.open] |= self._communicated(fresh)
         draft.seconds_s += seconds_s
         draft.bytes = max(draft.bytes, int(self.alive_bytes[op.index]))
         if seconds_s > draft.dearest_s:
@@ -237,11 +248,50 @@ class _Writer:
             )
         return self.open
 
+    def _joins(self, waits: frozenset[int]) -> bool:
+        """Whether what waits for these may be computed in one go with the last operation: neither waits for a
+        communication that the other doesn't wait for.
+        """
+        if self.open < 0 or max(waits, default=-1) > self.open:
+            return False
+        fence = (self.fence,) if self.drafts[self.fence].kind == "barrier" else ()
+        ours, theirs = self._communicated((*fence, *waits)), self._communicated((self.open,))
+        return ours | theirs == theirs and (self.open in waits or ours == theirs)
+
+    def _communicated(self, tasks: Iterable[int]) -> int:
+        """The communications, as bits, that have ended when these tasks have."""
+        found = 0
+        for task in tasks:
+            found |= self.behind[task] | (0 if self.drafts[task].kind == COMPUTE else 1 << task)
+        return found
+
     def _send(self, item: Collective, where: str, waits: frozenset[int]) -> int:
-        streams = self.model.streams_of(item.axes)
+        """Send, and pack before or unpack behind it; the task that readers wait for."""
+        kind, streams = self.model.compiled_kind(item.kind, item.axes), self.model.streams_of(item.axes)
+        packing_s = self._packing(item)
+        sums = item.kind in _SUMS
+        if packing_s and sums:
+            waits = frozenset({self._pack(item, where, waits, packing_s)})
         task = _Draft(f"{item.kind} {'+'.join(item.axes)}", item.kind, streams, item.trips, waits, where)
-        task.seconds_s = self._seconds(item)
-        return self._add(task)
+        task.seconds_s = self._seconds(item) - packing_s
+        most = self.model.combined_bytes(kind)
+        if most:
+            # one element type a sum, and what is gathered or summed counts by its result
+            dtype = item.dtype if sums else ""
+            size = item.bytes // (self.model.size_of(item.axes) if kind == "reduce_scatter" else 1)
+            task.alike = Alike((kind, item.axes, dtype, item.trips), size, item.bytes, most)
+        sent = self._add(task)
+        self.item_of[sent] = item
+        return self._pack(item, where, frozenset({sent}), packing_s) if packing_s and not sums else sent
+
+    def _pack(self, item: Collective, where: str, waits: frozenset[int], packing_s: float) -> int:
+        """The kernel on the compute unit that brings pieces into the order that they are sent in, or wanted in."""
+        draft = _Draft(f"order for {item.kind}", COMPUTE, (COMPUTE,), item.trips, waits, where, packing_s)
+        self.open = -1
+        return self._add(draft)
+
+    def _packing(self, item: Collective) -> float:
+        return self.model.packing_seconds(item.kind, item.axes) * item.trips if item.shape else 0.0
 
     def _seconds(self, item: Collective) -> float:
         return self.sent_s[item]
@@ -259,6 +309,7 @@ class _Writer:
         if self.fence < len(self.drafts) and self.drafts[self.fence].kind == "barrier":
             draft.after = draft.after | {self.fence}
         self.drafts.append(draft)
+        self.behind.append(self._communicated(draft.after))
         return len(self.drafts) - 1
 
 

@@ -118,6 +118,11 @@ def combined_share(kind: str, bytes: npt.ArrayLike, platform: str) -> Array:
     return np.minimum(buffer / _COMBINED_BYTES, 1.0) if kind in _COMBINED.get(platform, ()) else np.ones_like(buffer)
 
 
+def most_combined_bytes(kind: str, platform: str) -> int:
+    """Up to which size of all results a platform's compiler puts collectives of a kind into one; 0: it does not."""
+    return _COMBINED_BYTES if kind in _COMBINED.get(platform, ()) else 0
+
+
 def collective_seconds(kind: str, bytes: npt.ArrayLike, links: Sequence[AxisLink]) -> Array:
     """Seconds of one collective over all the axes in `links`, of the shape of `bytes`.
 

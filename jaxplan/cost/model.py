@@ -17,7 +17,7 @@ from ..hardware import AxisLink, Profile, sums_are_whole
 from ..ir import Graph, Op, Value
 from ..sharding import UNREDUCED, MeshAxes, Rule, Strategies, pieces, strategies
 from .bodies import Body
-from .collectives import collective_seconds, combined_share
+from .collectives import collective_seconds, combined_share, most_combined_bytes
 from .compute import roofline_seconds
 from .fusion import Traffic
 from .kinds import LOOP_EDGES, fused
@@ -58,20 +58,25 @@ class CostModel:
         A kernel's least time: 1.1 kernels come with each collective that was planned, of few bytes mostly, in the
         compiled plans of a GPT of experiments/quality, 0.7 in those of an MLP.
         """
-        runs = self.profile.kind == "gpu" and kind != "all_slice" and self._size(names) > 1
+        runs = self.profile.kind == "gpu" and kind != "all_slice" and self.size_of(names) > 1
         return self.profile.op_overhead_s if runs else 0.0
+
+    def combined_bytes(self, kind: str) -> int:
+        """Up to which size of all results collectives of a kind are compiled into one; 0: they are not."""
+        return most_combined_bytes(kind, self.profile.kind)
 
     def compiled_kind(self, kind: str, names: Sequence[str]) -> str:
         """What a collective over these mesh axes is compiled as: `kind`, but for sums that stay whole."""
         scattered = kind == "reduce_scatter" and self.whole_sums
-        return "all_reduce" if scattered and self._size(names) == self._size(n for n, _ in self.axes) else kind
+        return "all_reduce" if scattered and self.size_of(names) == self.size_of(n for n, _ in self.axes) else kind
 
     @property
     def whole_sums(self) -> bool:
         """Whether sums over all devices are compiled whole and sliced; see `hardware.sums_are_whole`."""
-        return sums_are_whole(self.profile, self._size(name for name, _ in self.axes))
+        return sums_are_whole(self.profile, self.size_of(name for name, _ in self.axes))
 
-    def _size(self, names: Iterable[str]) -> int:
+    def size_of(self, names: Iterable[str]) -> int:
+        """The devices of one group of a collective over these mesh axes (or parts of axes)."""
         return math.prod(self.link(name).size for name in names)
 
     def collective_over(self, kind: str, size_bytes: float, names: Sequence[str], *, start_share: float = 1.0) -> float:

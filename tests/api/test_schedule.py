@@ -8,7 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec as P
 
+import jaxplan
 from jaxplan.api.schedule import planned_tasks
 from jaxplan.ir import Graph, trace
 from jaxplan.plans import COMPUTE, PlannedTask
@@ -48,3 +50,62 @@ def test_slices_stay_in_their_loop_and_what_nobody_reads_is_there() -> None:
     assert all(start < i < end and tasks[i].after in ((start,), (start, i - 1)) for i in sliced)
     # the returned cosine: before the loop or behind it
     assert any(task.kind == COMPUTE and task.name == "cos" for task in tasks)
+
+
+SUMS = ("all_reduce", "reduce_scatter")
+
+
+def data_parallel(width: int) -> tuple[PlannedTask, ...]:
+    """Two layers' step with whole weights and the batch in eight, on GPUs."""
+
+    def step(params: dict[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
+        def loss(params: dict[str, jax.Array]) -> jax.Array:
+            return jnp.mean((jnp.tanh(x @ params["up"]) @ params["down"]) ** 2)
+
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params))
+
+    weights = {name: jax.ShapeDtypeStruct((width, width), jnp.float32) for name in ("up", "down")}
+    batch = jax.ShapeDtypeStruct((1 << 18, width), jnp.float32)
+    return jaxplan.plan(
+        step, jax.sharding.AbstractMesh((8,), ("data",)), weights, batch, hardware="h100",
+        constraints={"params/up": P(), "params/down": P(), "x": P("data")}, options={"compare_templates": False},
+    ).tasks  # fmt: skip
+
+
+def test_gradients_that_are_combined_start_together_and_large_ones_when_they_are_there() -> None:
+    small, large = ([t for t in data_parallel(width) if t.kind in SUMS] for width in (512, 8192))
+    assert len(small) == 1
+    assert len(large) == 2
+
+
+def test_nothing_waits_for_a_sum_that_it_does_not_read_and_kernels_that_pack_are_computed() -> None:
+    tasks = data_parallel(8192)
+    behind: list[set[int]] = []
+    for task in tasks:
+        behind.append(set(task.after).union(*(behind[other] for other in task.after)))
+    products = [i for i, task in enumerate(tasks) if task.name == "dot_general"]
+    sums = {i for i, task in enumerate(tasks) if task.kind in SUMS}
+    assert len(sums) == 2
+    # the products of the way back go on while the first gradient is summed
+    assert not any(behind[i] & sums for i in products)
+    for task in sums:
+        (packed,) = tasks[task].after  # two of these are too large to be combined
+        assert (tasks[packed].kind, tasks[packed].name) == (COMPUTE, f"order for {tasks[task].kind}")
+
+
+def test_what_was_gathered_for_one_reader_is_waited_for_by_the_next() -> None:
+    def step(w: jax.Array, v: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        y = jnp.tanh(x @ w)
+        return y @ v, y @ jnp.sin(v)
+
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((4096, 4096),) * 3]
+    tasks = jaxplan.plan(
+        step, jax.sharding.AbstractMesh((8,), ("model",)), *shapes, hardware="h100",
+        constraints={"w": P(None, "model"), "v": P(None, "model"), "x": P()}, options={"compare_templates": False},
+    ).tasks  # fmt: skip
+    behind: list[set[int]] = []
+    for task in tasks:
+        behind.append(set(task.after).union(*(behind[other] for other in task.after)))
+    (gathered,) = (i for i, task in enumerate(tasks) if task.kind == "all_gather")
+    # only the product that is gathered does not wait
+    assert sum(gathered not in behind[i] for i, task in enumerate(tasks) if task.name == "dot_general") == 1
