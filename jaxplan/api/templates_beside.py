@@ -72,6 +72,8 @@ class TemplatesBeside:
             one = self._pipeline.rival(self._space, pins, known.get(name))
             if isinstance(one, Found):
                 found[name] = one
+        # the plan will ask for it
+        _ = self._pipeline.traced.fingerprint
         return found
 
     def _asked(self, layers: Tied) -> dict[str, Alike]:

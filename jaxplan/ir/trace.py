@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,8 +43,6 @@ class Traced:
       inputs, outputs: the leaves in order.
       graph: the planner's flat view.
       stated_inputs, stated_outputs: by position, the shardings that a `jax.jit` in the step, or around it, states.
-      fingerprint: a digest of program, constants and trees; equal for equal programs in any process of the
-        same jax version.
     """
 
     name: str
@@ -56,7 +55,14 @@ class Traced:
     graph: Graph
     stated_inputs: Mapping[int, Stated]
     stated_outputs: Mapping[int, Stated]
-    fingerprint: str
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A digest of program, constants and trees; equal for equal programs in any process of the same jax version.
+
+        Half a second for a program of sixty thousand operations: worked out when it is first asked for.
+        """
+        return fingerprint(self.jaxpr, self.consts, self.inputs, self.outputs)
 
 
 def trace(
@@ -137,7 +143,6 @@ def trace(
         graph=_told(graph, flattener.stated),
         stated_inputs={i: flattener.stated[v] for i, v in enumerate(graph.inputs) if v in flattener.stated},
         stated_outputs={o: flattener.stated[v] for o, v in enumerate(graph.outputs) if v in flattener.stated},
-        fingerprint=fingerprint(jaxpr, consts, inputs, outputs),
     )
 
 
