@@ -23,6 +23,7 @@ from .few_images import Spread, spread_reads
 from .fills import Fill, fills
 from .images import Lanes, copied_reads, image_lanes
 from .in_place import overwritable
+from .invariants import Invariant, loop_invariants
 from .kinds import COMPUTED_AGAIN, LOOP_EDGES, kind_of, source_values
 from .masks import is_dear, is_mask
 from .residency import (
@@ -53,7 +54,7 @@ class Traffic:
       reads: for every operation, for each operand the bytes that it reads because of it.
       writes: for every operation, for each result the bytes that it writes.
       second_stacks: loops' stacks that are in memory twice.
-      fills: buffers that one kernel fills, see there.
+      fills: buffers that one kernel fills, see there; invariants: GPU: see `loop_invariants`.
       over: TPU: for values those whose buffers they may take, see `overwritable`.
       images: TPU: values in the layout of convolutions, see `image_lanes`.
       rows: TPU: see `tiled_in_rows`; copied_images: see `copied_reads`; tables: see `row_updates`;
@@ -72,6 +73,7 @@ class Traffic:
     writes: tuple[tuple[float, ...], ...]
     second_stacks: tuple[SecondStack, ...]
     fills: tuple[Fill, ...]
+    invariants: tuple[Invariant, ...]
     over: Mapping[int, tuple[int, ...]]
     images: Mapping[int, Lanes]
     rows: Mapping[int, Tiling]
@@ -311,6 +313,7 @@ class _Kernels:
             writes=tuple(writes),
             second_stacks=self._second_stacks(flow),
             fills=fills(flow, times) if self.platform == "gpu" else (),
+            invariants=loop_invariants(flow) if self.platform == "gpu" else (),
             over=overwritable(flow, self.stored) if tpu else {},
             images=images,
             rows=tiled_in_rows(self.graph) if tpu else {},

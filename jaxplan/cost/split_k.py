@@ -21,6 +21,7 @@ from ..sharding import MeshAxes
 
 _WAYS = 2.0 ** np.arange(12)
 _TILE = 128
+_ALIGNED_BYTES = 16
 _WEIGHTS = {
     10: (100.0, 0.0848863, 189.711, 1.21563e8),
     9: (100.0, 0.194136, 193.1384, 4.36e7),
@@ -129,7 +130,8 @@ def split_scratch(
 ) -> dict[int, int]:
     """Bytes of parts of every product that is split, by operation, and of its operands where they are padded for it.
 
-    What does not divide into the parts is padded until it does (an LSTM's vocabulary of 16,639 local columns).
+    What does not divide into parts of whole 16 bytes is padded until it does (the compiler's `GetPaddedK`; an LSTM's
+    vocabulary of 16,639 local columns, and of 33,278 in two parts).
 
     Args:
       reads: the layout row of every operand as it is read.
@@ -143,13 +145,18 @@ def split_scratch(
             product = local_product(graph, op, producers, rows[0][None], rows[1][None], axes)
             size = float(part_bytes(product, profile)[0]) if product else 0.0
             if product and size:
-                ways, k = split_ways(product, profile)[0], product.k[0]
-                if k % ways:
+                unit = split_ways(product, profile)[0] * _aligned(product)
+                if product.k[0] % unit:
                     edges = [(product.m, op.operands[0]), (product.n, op.operands[1])]
-                    padded = product.batch[0] * math.ceil(k / ways) * ways
+                    padded = product.batch[0] * math.ceil(product.k[0] / unit) * unit
                     size += sum(padded * edge[0] * graph.values[v].item_bytes for edge, v in edges)
                 found[op.index] = math.ceil(size)
     return found
+
+
+def _aligned(product: Product) -> float:
+    """Elements of the narrower operand that parts are multiples of."""
+    return _ALIGNED_BYTES / min(_ALIGNED_BYTES, product.lhs_bytes, product.rhs_bytes)
 
 
 def _local(shape: Sequence[int], places: np.ndarray, axes: MeshAxes) -> np.ndarray:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from ..ir import Graph, lives_of
-from ..sharding import MeshAxes
+from ..sharding import UNREDUCED, MeshAxes
 from .apart import apart_scratch
 from .bodies import Body
 from .few_images import moved_pixels
 from .fusion import Traffic
 from .held_back import held_back
+from .invariants import Invariant
 from .memory import MemoryProfile, simulate_memory
 from .model import CostModel
 from .pooling import pooling_scratch
 from .split_k import split_scratch
+from .tiles import device_bytes
 
 
 def step_memory(
@@ -51,6 +53,7 @@ def step_memory(
     scratch |= {index: _peak_inside(body, model) for index, body in crossing.bodies.items()}
     for op, size in apart_scratch(graph, axes, crossing.apart, reads).items():
         scratch[op] = scratch.get(op, 0) + size
+    beside = [*(moved.copies if moved else ()), *_handed_over(graph, axes, crossing.invariants, values)]
     return simulate_memory(
         graph, axes, stored, kinds, values, reads,
         inside=crossing.inside, second_stacks=crossing.second_stacks, fills=crossing.fills, times=times,
@@ -58,8 +61,17 @@ def step_memory(
         images=crossing.images, rows=crossing.rows, over=crossing.over, waited=waited, outputs=outputs,
         copied_images=crossing.copied_images, tables=crossing.tables, spread=crossing.spread, squares=crossing.squares,
         platform=model.profile.kind, whole_sums=model.whole_sums,
-        lives=lives, beside=moved.copies if moved else (),
+        lives=lives, beside=beside,
     )  # fmt: skip
+
+
+def _handed_over(
+    graph: Graph, axes: MeshAxes, invariants: Sequence[Invariant], values: Mapping[int, np.ndarray]
+) -> Iterator[tuple[int, int, int]]:
+    """(start, stop, bytes) of what loops are handed that is made of nothing."""
+    for one in invariants:
+        if (row := values.get(one.like)) is not None and UNREDUCED not in row.tolist():
+            yield one.start, one.stop, int(device_bytes(graph.values[one.value], row[None], axes, "gpu")[0])
 
 
 def _peak_inside(body: Body, model: CostModel) -> int:

@@ -93,3 +93,4 @@ def test_what_does_not_divide_into_the_parts_is_padded() -> None:
 
     assert padding(16_640) == 0
     assert padding(16_639) == 16_640 * (1120 + 1024) * 4
+    assert padding(33_278) == 33_280 * (1120 + 1024) * 4  # two parts of whole 16 bytes
