@@ -3,10 +3,16 @@
 A start out of range is moved until the slice fits.  XLA forgets that where a slice is cut over devices afterwards: it
 adds each device's own offset to the start as it was given (openxla/xla#49122, and #49118 for updates; so does merging
 two slices into one, jax 0.10 to 0.12), and devices take other elements than one device would.
+
+A scatter of a single update is made an update of a slice, which takes what is there already where the index is another
+device's.  Where that slice and one that has just cut the operand become one, the device writes elements from the start
+of the whole: column 0 of a cut image into every device's piece (on CPU, in plain jax 0.10.2 too).  A barrier keeps them
+apart.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +24,10 @@ _MOVED = {"dynamic_slice": 1, "dynamic_update_slice": 2}
 
 
 def in_range(eqn: Any, operands: Sequence[Any]) -> list[Any]:
-    """The operands of an equation; of one that takes or replaces a slice with starts at which the slice fits."""
+    """The operands of an equation: of one that takes or replaces a slice with starts at which the slice fits, of one
+    that scatters a single update with a barrier behind what it is put into."""
+    if eqn.primitive.name.startswith("scatter") and math.prod(eqn.invars[1].aval.shape[:-1]) == 1:
+        return [jax.lax.optimization_barrier(operands[0]), *operands[1:]]
     first = _MOVED.get(eqn.primitive.name)
     if first is None:
         return list(operands)

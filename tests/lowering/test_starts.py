@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxplan
 
@@ -66,3 +67,24 @@ def test_a_start_of_few_bits_reaches_as_far_as_it_can(mesh_4x2: Mesh) -> None:
     planned = jaxplan.auto_shard(take, mesh_4x2, options={"compare_templates": False})
     table = np.arange(512)
     np.testing.assert_array_equal(planned(table, np.int8(127)), table[127:131])
+
+
+def test_a_single_update_goes_where_it_belongs_when_the_operand_has_just_been_cut(mesh_4x2: Mesh) -> None:
+    """On the other devices too, which have no such element: they wrote what stands at the start of the whole."""
+    cut = NamedSharding(mesh_4x2, PartitionSpec("data", "model"))
+    rows = NamedSharding(mesh_4x2, PartitionSpec("data"))
+
+    def step(table: jax.Array, update: jax.Array) -> Any:
+        whole = lax.with_sharding_constraint(table * 2, rows)
+        pieces = lax.with_sharding_constraint(whole, cut)
+        column = lax.with_sharding_constraint(update, rows)
+        return {"set": pieces.at[:, 0].set(column), "add": pieces.at[:, 5].add(column)}
+
+    table, update = TABLE.astype(np.float32), np.arange(8, dtype=np.float32) + 1000
+    pinned = {"result/*": cut.spec, "table": PartitionSpec()}
+    found = jaxplan.auto_shard(step, mesh_4x2, constraints=pinned)(table, update)
+    wanted = {name: table * 2 for name in ("set", "add")}
+    wanted["set"][:, 0] = update
+    wanted["add"][:, 5] += update
+    for name in wanted:
+        np.testing.assert_array_equal(found[name], wanted[name], err_msg=name)
