@@ -58,17 +58,16 @@ def trip_count(
 
 
 def _bound(condition: Computation) -> tuple[int, int | None] | None:
-    """(constant, position of the counter that it is compared with) of a condition with one such comparison."""
-    found = []
-    for compare in condition.values():
-        if compare.opcode != "compare":
-            continue
-        values = [_constant(condition, name) for name in compare.operands]
-        counters = [_position(condition, name) for name in compare.operands]
-        found += [
-            (value, next((p for p in counters if p is not None), None)) for value in values if value is not None
-        ]
-    return found[0] if len(found) == 1 else None
+    """(constant, position of the counter that it is compared with) of a condition that compares nothing else.
+
+    One that does (until it converges, ten times at most) says how often at most, not how often.
+    """
+    compares = [instruction for instruction in condition.values() if instruction.opcode == "compare"]
+    if len(compares) != 1:
+        return None
+    bounds = [value for name in compares[0].operands if (value := _constant(condition, name)) is not None]
+    positions = [place for name in compares[0].operands if (place := _position(condition, name)) is not None]
+    return (bounds[0], positions[0] if positions else None) if len(bounds) == 1 else None
 
 
 def _start(loop: Instruction, siblings: Computation, position: int | None) -> int:

@@ -125,3 +125,28 @@ def test_the_plan_of_a_kernel_comes_back_from_its_file(
 def test_what_is_no_local_function_is_refused() -> None:
     with pytest.raises(jaxplan.RuleError, match=r"local of `mine` is 3; give a function from the pieces"):
         jaxplan.register_rule("mine", lambda op: "([i])->([i])", local=3)
+
+
+def roots(x: jax.Array) -> jax.Array:
+    """Inverse roots of many matrices, and inverses: preconditioners of an optimizer."""
+    values, vectors = jnp.linalg.eigh(x @ x.mT + jnp.eye(x.shape[-1]))
+    return (vectors * values[:, None] ** -0.5) @ vectors.mT + jnp.linalg.inv(x @ x.mT + jnp.eye(x.shape[-1]))
+
+
+ROOTS = {"*": P(("data", "model"))}
+
+
+def test_matrices_that_are_cut_over_devices_are_factored_in_place(mesh_4x2: Mesh) -> None:
+    x = RANDOM.normal(size=(16, 8, 8)).astype(np.float32)
+    planned = jaxplan.auto_shard(roots, mesh_4x2, constraints=ROOTS, options={"compare_templates": False})
+    np.testing.assert_allclose(planned(x), jax.jit(roots)(x), rtol=2e-5, atol=1e-5)
+    assert not planned.plan(x).collectives
+
+
+@pytest.mark.aot_tpu
+def test_the_tpu_compiler_gathers_none_of_them(tpu_topology: Callable[[str], Any]) -> None:
+    """Left to XLA's partitioner every device gets all matrices, and factors its own."""
+    mesh = Mesh(np.array(tpu_topology("v5e:2x4").devices).reshape(4, 2), ("data", "model"))
+    planned = jaxplan.auto_shard(roots, mesh, constraints=ROOTS, options={"compare_templates": False})
+    text = planned.lower(jax.ShapeDtypeStruct((64, 32, 32), jnp.float32)).compile().as_text()
+    assert "all-gather" not in text

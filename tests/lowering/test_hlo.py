@@ -164,6 +164,15 @@ def test_a_loop_without_a_bound_runs_as_often_as_told() -> None:
     assert compiled_collectives(text, AXES, while_trips=11.0)[0].trips == 11.0
 
 
+def test_a_loop_that_may_end_before_its_bound_runs_as_often_as_told() -> None:
+    text = LOOP.replace(
+        "  ROOT %lt = pred[] compare(%i, %limit), direction=LT",
+        "  %lt = pred[] compare(%i, %limit), direction=LT\n"
+        "  %far = pred[] compare(%e, %least), direction=GT\n  ROOT %go = pred[] and(%lt, %far)",
+    )
+    assert compiled_collectives(text, AXES, while_trips=11.0)[0].trips == 11.0
+
+
 WINDOWS = """HloModule step
 
 %cond (p: (f32[8], u32[], bf16[4])) -> pred[] {
