@@ -3,6 +3,7 @@
 from .collectives import collective_seconds as collective_seconds
 from .collectives import collective_wire_bytes as collective_wire_bytes
 from .compute import roofline_seconds as roofline_seconds
+from .fills import filled_since as filled_since
 from .floor import least_memory as least_memory
 from .fusion import Traffic as Traffic
 from .fusion import traffic as traffic
@@ -11,5 +12,6 @@ from .kinds import source_values as source_values
 from .memory import MemoryProfile as MemoryProfile
 from .memory import simulate_memory as simulate_memory
 from .model import CostModel as CostModel
+from .pooling import place_bytes as place_bytes
 from .step_memory import step_memory as step_memory
 from .tiles import device_bytes as device_bytes

@@ -49,7 +49,7 @@ class Traffic:
     """Memory traffic of the unpartitioned step, one run of each operation.
 
     Attributes:
-      stored: for every value whether it exists in memory.
+      stored: for every value whether it exists in memory between the kernels that make it and read it.
       inside: for every value whether it exists in the kernel of a contraction alone, not to be computed elsewhere.
       reads: for every operation, for each operand the bytes that it reads because of it.
       writes: for every operation, for each result the bytes that it writes.
@@ -301,8 +301,9 @@ class _Kernels:
             # a loop's next carry is written into the carry's buffer
             kept = [not edge and (self.stored[v] or v in carried) for v in op.results]
             writes.append(tuple(values[v].bytes * w for v, w in zip(op.results, kept, strict=True)))
+        apart = made_apart(flow, self.cheap) if self.platform == "gpu" else {}
         return Traffic(
-            stored=tuple(self.stored),
+            stored=tuple(kept and value not in apart for value, kept in enumerate(self.stored)),
             inside=tuple(
                 made >= 0 and not kept and not source and leaves is None
                 for made, kept, source, leaves in zip(
@@ -321,7 +322,7 @@ class _Kernels:
             tables=row_updates(self.graph, self.rules) if tpu else (),
             spread=spread_reads(self.graph, images) if images else (),
             squares=shared_squares(flow, self.stored) if tpu else (),
-            apart=made_apart(flow, self.cheap) if self.platform == "gpu" else {},
+            apart=apart,
             kernels=vector_kernels(flow, reads, writes, self._at_hand, self.op_level) if tpu else (None,) * len(reads),
             producers=tuple(self.producers),
             times=times,

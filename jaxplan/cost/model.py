@@ -177,7 +177,7 @@ class CostModel:
             # a fused operation starts no kernel of its own: no floor, only its share of traffic and arithmetic
             vector_s = rule.flops * options.shares / self.profile.vector_flops_per_s
             return np.maximum(self.memory_seconds(local_bytes), vector_s)
-        parts = self._part_bytes(op, options, graph, crossing)
+        parts = self.part_bytes(op, options, graph, crossing)
         local_bytes += parts
         flops = rule.flops * options.shares
         dtype = graph.values[op.operands[0]].dtype if op.operands else "float32"
@@ -213,7 +213,7 @@ class CostModel:
             tiles = tiles * tiles_of_rows(tensor, places, self.axes)
         return np.maximum(local, tiles * self.profile.tile_s / kernel.arrays / self.memory_seconds(np.ones(())))
 
-    def _part_bytes(self, op: Op, options: Strategies, graph: Graph, crossing: Traffic) -> np.ndarray:
+    def part_bytes(self, op: Op, options: Strategies, graph: Graph, crossing: Traffic) -> np.ndarray:
         """Of a product that is split, bytes of the parts that it writes and a second kernel reads; see `split_k`."""
         product = None
         if self.profile.core_count is not None and op.primitive == "dot_general":

@@ -13,10 +13,20 @@ from collections.abc import Mapping
 import numpy as np
 
 from ..hardware import Profile
-from ..ir import Graph
+from ..ir import Graph, Op
 from ..sharding import MeshAxes, pieces
 
 _PLACE_BYTES = 4
+
+
+def place_bytes(
+    graph: Graph, op: Op, rows: np.ndarray, axes: MeshAxes, profile: Profile
+) -> np.ndarray | None:
+    """`float64[n]`: bytes of the places that an operation finds, for each layout of its operand; None: it does not."""
+    if op.primitive != "select_and_scatter_add" or profile.kind != "gpu":
+        return None
+    shape = graph.values[op.operands[0]].shape
+    return np.asarray(math.prod(shape) / pieces(rows, axes) * len(shape) * _PLACE_BYTES)
 
 
 def pooling_scratch(
@@ -28,10 +38,9 @@ def pooling_scratch(
       reads: the layout row of every operand as it is read.
     """
     found: dict[int, int] = {}
-    for op in graph.ops if profile.kind == "gpu" else ():
+    for op in graph.ops:
         row = reads.get((op.index, 0))
-        if op.primitive == "select_and_scatter_add" and row is not None:
-            shape = graph.values[op.operands[0]].shape
-            windows = math.prod(shape) / float(pieces(row[None], axes)[0])
-            found[op.index] = math.ceil(windows * len(shape) * _PLACE_BYTES)
+        size = None if row is None else place_bytes(graph, op, row[None], axes, profile)
+        if size is not None:
+            found[op.index] = math.ceil(float(size[0]))
     return found

@@ -40,12 +40,10 @@ def step_memory(
       crossing: see `traffic`; kinds, values, reads, waited, outputs: see `simulate_memory`.
     """
     times, stored = crossing.times, crossing.stored
-    if crossing.apart:
-        stored = tuple(kept and value not in crossing.apart for value, kept in enumerate(stored))
     if model.profile.kind == "gpu":
         times = held_back(graph, axes, stored, times, values, reads)
     moved = moved_pixels(graph, axes, crossing.images, stored, times, reads, crossing.spread)
-    lives = crossing.lives if times is crossing.times and stored is crossing.stored else None
+    lives = crossing.lives if times is crossing.times else None
     if moved:
         times, reads = moved.times, moved.reads
         lives = lives_of(graph, moved.stored, times)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..cost import CostModel, Traffic, device_bytes, source_values, traffic
+from ..cost import CostModel, Traffic, source_values, traffic
 from ..ir import (
     SUMS,
     Graph,
@@ -22,10 +22,11 @@ from ..ir import (
 from ..sharding import UNREDUCED, Rule, Strategies, all_places, busiest, graph_rules, pieces, strategies
 from .parts import parts_taken
 from .passing import How, Passing
-from .problem import Edge, Node, StrategyProblem, Usage
+from .problem import Edge, Node, StrategyProblem
 from .sharing import Sharing
 from .space import Allowed, Passage, Port, Settling, Space
 from .totals import totals
+from .usages import Usages
 
 
 def build(
@@ -78,7 +79,6 @@ class _Builder:
         self.edges: list[Edge] = []
         self.passages: list[Passage] = []
         self.settling: list[Settling] = []
-        self.usages: list[Usage] = []
         self.labels: list[str] = []
         self.values: dict[int, Port] = {}
         self.finished: dict[int, Port] = {}
@@ -95,6 +95,7 @@ class _Builder:
         self._cache: dict[tuple[Any, ...], Any] = {}
         self._distinct: dict[tuple[Any, ...], np.ndarray] = {}
         self.passing = Passing(model, self._shared)
+        self.memory = Usages(graph, model, crossing, self._shared)
 
     def build(self, limit_bytes: int | None) -> Space:
         for position, value in enumerate(self.graph.inputs):
@@ -110,7 +111,7 @@ class _Builder:
         problem = StrategyProblem(
             nodes=tuple(self.nodes),
             edges=tuple(self.edges),
-            usages=tuple(self.usages),
+            usages=tuple(self.memory.usages),
             limit_bytes=limit_bytes,
         )
         return Space(
@@ -307,7 +308,7 @@ class _Builder:
                 costs = _HOLDING * self.model.memory_seconds(held) if made is None else np.zeros(len(places))
                 port = Port(node=self._node(costs, self.graph.output_paths[position]), places=places)
                 if made is None:
-                    self._usage(port, value, 0, max(len(self.graph.ops), 1))
+                    self.memory.add(port, value, 0, max(len(self.graph.ops), 1))
             ports[position] = port
             if made is not None:
                 settled = position in inputs_of and self.producers[value] >= 0
@@ -327,15 +328,16 @@ class _Builder:
         settled = settled_values(self.graph)
         for position, value in enumerate(self.graph.inputs):
             stop = end if position in aliased or position not in self.graph.donated else intervals[value].stop
-            self._usage(self.values[value], value, 0, max(stop, 1))
-        inputs = set(self.graph.inputs)
+            self.memory.add(self.values[value], value, 0, max(stop, 1))
+        inputs, filled = set(self.graph.inputs), self.memory.add_fills(self.values)
         for value, port in self.values.items():
             if value in inputs:
                 continue
             start, stop = intervals[value]
+            start = min(start, filled.get(value, start))
             if not self.stored[value]:
                 # nothing of it is in memory, save while a pending sum is being finished
-                self._usage(port, value, start, start + 1, pending=True)
+                self.memory.add(port, value, start, start + 1, pending=True)
                 continue
             if value in settled:
                 # a donated argument's next value is written into its buffer, already counted to the end
@@ -344,7 +346,7 @@ class _Builder:
             if producer.primitive == "carry_init" and self.producers[value] >= 0:
                 start = producer.index
             if value in self.finished:
-                self._usage(port, value, start, start + 1, pending=True)
+                self.memory.add(port, value, start, start + 1, pending=True)
                 port = self.finished[value]
             copy = self.copies.get(value)
             if copy is not None:
@@ -352,41 +354,21 @@ class _Builder:
                 made_stop = min(max([start + 1, *others]), stop)
                 if producer.primitive == "scan_stack":
                     made_stop = max(made_stop, self.sharing.around[producer.index][-1][1])
-                self._usage(port, value, start, made_stop)
-                self._usage(copy, value, made_stop, stop)
+                self.memory.add(port, value, start, made_stop)
+                self.memory.add(copy, value, made_stop, stop)
             else:
-                self._usage(port, value, start, stop)
+                self.memory.add(port, value, start, stop)
         for (value, region), port in self.copies_behind.items():
             if value in inputs or self.stored[value]:
                 readers = self.sharing.behind(value)[region]
-                self._usage(port, value, min(readers), max(needed[o] for o in readers))
+                self.memory.add(port, value, min(readers), max(needed[o] for o in readers))
         for value, port in self.held.items():
             loops = [self.sharing.around[o][-1] for o in self.sharing.along(value)]
-            self._usage(port, value, min(loops)[0], max(stop for _, stop in loops), held=True)
+            self.memory.add(port, value, min(loops)[0], max(stop for _, stop in loops), held=True)
         for stack in self.crossing.second_stacks:
             if stack.value in self.values:
-                self._usage(self.values[stack.value], stack.value, stack.start, stack.stop, times=stack.trips)
-
-    def _usage(
-        self, port: Port, value: int, start: int, stop: int,
-        *, pending: bool = False, held: bool = False, times: float = 1.0,
-    ) -> None:  # fmt: skip
-        """`pending`: only the strategies that leave a pending sum take memory; `held`: the second half of them does;
-        `times`: so many of it."""
-        if stop <= start:
-            return
-        tensor, tiling = self.graph.values[value], self.crossing.tiling(value)
-        key = ("usage", id(port.places), tensor.shape, tensor.item_bytes, pending, held, times, tiling)
-        if key not in self._cache:
-            size = device_bytes(tensor, port.places, self.axes, self.model.profile.kind, tiling)
-            size = np.ceil(size * times).astype(np.int64)
-            if pending:
-                size = size * (port.places == UNREDUCED).any(axis=1)
-            if held:
-                size[: len(size) // 2] = 0
-            self._cache[key] = self._shared(size)
-        if self._cache[key].any():
-            self.usages.append(Usage(node=port.node, start=start, stop=stop, bytes=self._cache[key]))
+                self.memory.add(self.values[stack.value], stack.value, stack.start, stack.stop, times=stack.trips)
+        self.memory.add_scratch(self.reads, self.node_strategies)
 
 
 _HOLDING = 1e-3

@@ -1,0 +1,80 @@
+"""Memory rows of the problem: how long what is decided lies in memory, and how much of it under each strategy.
+
+What `cost.step_memory` counts of a whole assignment at once is here what each node adds by itself.  Where something
+depends on several nodes (buffers that are filled together if they lie alike), they are taken to agree: they mostly do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..cost import CostModel, Traffic, device_bytes, filled_since, place_bytes
+from ..ir import Graph
+from ..sharding import UNREDUCED, Strategies
+from .problem import Usage
+from .space import Port
+
+
+class Usages:
+    """Collects the usages of one problem; equal arrays are made once and handed to `shared`."""
+
+    def __init__(
+        self, graph: Graph, model: CostModel, crossing: Traffic, shared: Callable[[np.ndarray], np.ndarray]
+    ) -> None:
+        self.graph, self.model, self.crossing, self._shared = graph, model, crossing, shared
+        self.usages: list[Usage] = []
+        self._sizes: dict[tuple[Any, ...], np.ndarray] = {}
+
+    def add(
+        self, port: Port, value: int, start: int, stop: int,
+        *, pending: bool = False, held: bool = False, times: float = 1.0,
+    ) -> None:  # fmt: skip
+        """A value at a port's layouts, in memory from operation `start` until before `stop`.
+
+        Args:
+          pending: only the strategies that leave a pending sum take memory; held: the second half of them does;
+            times: so many of it.
+        """
+        if stop <= start:
+            return
+        tensor, tiling = self.graph.values[value], self.crossing.tiling(value)
+        key = (id(port.places), tensor.shape, tensor.item_bytes, pending, held, times, tiling)
+        if key not in self._sizes:
+            size = device_bytes(tensor, port.places, self.model.axes, self.model.profile.kind, tiling)
+            size = np.ceil(size * times).astype(np.int64)
+            if pending:
+                size = size * (port.places == UNREDUCED).any(axis=1)
+            if held:
+                size[: len(size) // 2] = 0
+            self._sizes[key] = self._shared(size)
+        self._append(port.node, start, stop, self._sizes[key])
+
+    def add_fills(self, values: Mapping[int, Port]) -> dict[int, int]:
+        """The buffers that are read beside those filled with them; since when the latter are there, by value."""
+        since, beside = filled_since(self.crossing.fills, lambda value: True if value in values else None)
+        for value, start, stop in beside:
+            self.add(values[value], value, start, stop)
+        return since
+
+    def add_scratch(self, reads: Mapping[tuple[int, int], Port], options: Mapping[int, Strategies]) -> None:
+        """What operations need beside their operands and results while they run."""
+        for value, products in self.crossing.apart.items():
+            for index, place in products:
+                if (index, place) in reads:
+                    self.add(reads[index, place], value, index, index + 1)
+        for op in self.graph.ops:
+            port = reads.get((op.index, 0))
+            if port is None or port.node not in options:
+                continue
+            size = place_bytes(self.graph, op, port.places, self.model.axes, self.model.profile)
+            if size is None and op.primitive == "dot_general":
+                size = self.model.part_bytes(op, options[port.node], self.graph, self.crossing)
+            if size is not None:
+                self._append(port.node, op.index, op.index + 1, np.ceil(size).astype(np.int64))
+
+    def _append(self, node: int, start: int, stop: int, size: np.ndarray) -> None:
+        if size.any():
+            self.usages.append(Usage(node=node, start=start, stop=stop, bytes=size))
