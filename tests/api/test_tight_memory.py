@@ -17,7 +17,7 @@ import models
 def _gpt_plan(memory_budget: int | None) -> jaxplan.Plan:
     module = models.get("gpt")
     config = dataclasses.replace(
-        module.CONFIGS["tiny-scan-remat"], n_layers=4, dim=256, seq_len=64, batch_size=64, vocab_size=512,
+        module.CONFIGS["tiny-scan-remat"], n_layers=4, dim=512, seq_len=64, batch_size=64, vocab_size=512,
     )  # fmt: skip
     state = jax.eval_shape(lambda: module.init_state(config, jax.random.key(0)))
     return jaxplan.plan(
