@@ -48,8 +48,13 @@ MOST_ROWS = 3
 #: Assignments that were cheapest at prices near the best: of those with the highest bounds so many are compared.
 COMPARED = 12
 
-#: Nodes that are tried for parting, those first whose bytes make most of a difference.
-CANDIDATES = 24
+#: Strategies of one node that are taken apart one by one at most, the sweeps after which one is
+#: judged, and nodes that are tried in vain at most.
+MOST_APART, TRIED_SWEEPS, MOST_FAILED = 16, 16, 24
+
+#: Nodes that are tried for parting, those first whose bytes make most of a difference; and
+#: where no price is there to begin with, which takes a climb each.
+CANDIDATES, UNPRICED = 24, 8
 
 
 class Branch:
@@ -119,8 +124,41 @@ class Branch:
                     break
             else:
                 return parts
+        undecided = self._undecided(enough_s, target_s)
+        if undecided is not None:
+            node, groups = undecided
+            return [self._only(node, group, target_s, -math.inf) for group in groups]
         self._whole_yet = False
         return None
+
+    def _undecided(self, enough_s: float, target_s: float) -> tuple[int, list[Ints]] | None:
+        """The node that raises the bound most if its strategies are taken one at a time, whatever they hold in memory,
+        and these: messages leave a bound too low where what is cheapest here and there does not go together.
+        """
+        dual, flat, bound_s, best = self.dual, self.dual.flat, self.bound_s, None
+        neighbours, low_s, failed = np.diff(flat.near_start), enough_s, 0
+        for node in np.argsort(-neighbours, kind="stable").tolist():
+            left = self._left(node)
+            extra_s = dual.node_s[flat.at[node] + left]
+            extra_s = extra_s - extra_s.min()
+            near, far = left[extra_s < target_s - bound_s], left[extra_s >= target_s - bound_s]
+            if left.size < 2 or near.size > MOST_APART:
+                continue
+            least_s = target_s if far.size else math.inf
+            for strategy in near[np.argsort(extra_s[np.isin(left, near)], kind="stable")].tolist():
+                alone = dual.only(node, np.array([strategy]))
+                for _ in range(TRIED_SWEEPS):
+                    alone.sweep()
+                least_s = min(least_s, alone.bound_s())
+                if least_s < low_s:
+                    failed += 1
+                    break
+            else:
+                low_s = least_s
+                best = node, [*(near[i : i + 1] for i in range(near.size)), *([far] if far.size else [])]
+            if low_s >= target_s or failed == MOST_FAILED:
+                break
+        return best
 
     def _contested(self) -> list[tuple[int, list[Ints]]]:
         """Nodes that cheap assignments disagree about at the priced time steps, and their strategies by bytes there:
@@ -142,7 +180,7 @@ class Branch:
                 sizes = alive.of_node(node)[[int(chosen[node]) for chosen in best]]
                 differing.append((-float((np.ptp(sizes, axis=0) * worth).max()), node))
         found = []
-        for spread, node in sorted(differing)[:CANDIDATES]:
+        for spread, node in sorted(differing)[: CANDIDATES if self.dual.price else UNPRICED]:
             left, cheapest = self._left(node), int(best[0][node])
             _, group = np.unique(alive.of_node(node)[left], axis=0, return_inverse=True)
             group = group.reshape(-1)

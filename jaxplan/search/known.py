@@ -10,6 +10,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -163,7 +164,22 @@ class AnyOf:
 
     def at(self, budgets: Floats | Ints) -> Floats:
         """Seconds that nothing within each budget is under; -inf where this says nothing."""
-        return np.min([floor.at(budgets) for floor in self.floors], axis=0)
+        found = np.where(budgets <= self.limit, math.inf, -math.inf)
+        limit, target_s, price_s = self._lines
+        if limit.size:
+            lines = target_s + price_s * (limit - np.asarray(budgets)[:, None])
+            found = np.minimum(found, np.where(np.asarray(budgets)[:, None] <= limit, lines, -math.inf).min(axis=1))
+        for floor in self.floors:
+            if floor.sizes.size:
+                found = np.minimum(found, floor.at(budgets))
+        return found
+
+    @cached_property
+    def _lines(self) -> tuple[Floats, Floats, Floats]:
+        """Limit, target and price of the floors that have no steps: all that those say is a line."""
+        lines = [(one.limit, one.target_s, one.price_s) for one in self.floors if not one.sizes.size]
+        limit, target_s, price_s = np.array(lines, dtype=np.float64).reshape(-1, 3).T
+        return limit, target_s, price_s
 
 
 @dataclass(frozen=True, kw_only=True)

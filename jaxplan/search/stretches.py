@@ -34,10 +34,10 @@ from .reduce import reduce
 
 #: Parts that a problem is taken apart into for one limit; parting one has to raise its bound by this share of what a
 #: stretch would.
-MOST_PARTS, LEAST_RAISE = 64, 0.1
+MOST_PARTS, LEAST_RAISE = 96, 0.1
 
 #: Parts that a smaller limit goes on with: of more, most are where that limit needs none.
-CARRIED = 16
+CARRIED = 48
 
 #: Of two points that differ in seconds by less than this part of `eps` only the smaller one is looked at.
 PARTED = 0.1

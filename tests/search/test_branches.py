@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jaxplan.search import Node, StrategyProblem, Usage, exhaustive
+from jaxplan.search import Edge, Node, StrategyProblem, Usage, exhaustive
 from jaxplan.search.branches import Branch
 from jaxplan.search.evaluate import Evaluator
 from jaxplan.search.narrow import narrow
@@ -82,3 +82,20 @@ def test_bounds_hold_for_parts_and_smaller_budgets() -> None:
             assert nearer.bound_s <= least_s * (1 + 1e-9) + 1e-12
         assert min(found) == pytest.approx(best_s)
     assert parted > 5
+
+
+def test_what_messages_leave_open_is_parted_whatever_is_held_in_memory() -> None:
+    # of three that want to differ, two strategies each, two are alike: messages see half of each and no cost
+    differ = np.array([[1.0, 0.0], [0.0, 1.0]])
+    problem = StrategyProblem(
+        nodes=tuple(Node(name=f"n{i}", costs_s=np.zeros(2)) for i in range(3)),
+        edges=tuple(Edge(tail=tail, head=head, costs_s=differ) for tail, head in ((0, 1), (1, 2), (0, 2))),
+        usages=(Usage(node=0, start=0, stop=1, bytes=np.array([1, 1])),),
+    )
+    whole = Branch(problem, 100, by_byte={}, best_s=1.0)
+    assert whole.bound_s < 0.5
+    parts = whole.parted(0.9, 1.0)
+    assert parts is not None
+    assert min(part.bound_s for part in parts) == pytest.approx(1.0)
+    (node,) = parts[0].kept
+    assert sorted(np.concatenate([part.kept[node] for part in parts]).tolist()) == [0, 1]
