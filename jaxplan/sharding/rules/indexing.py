@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import jax
+import numpy as np
+
 from ..rule import OpShapes, Rule, RuleBuilder
-from .registry import register
+from .registry import LocalFunction, Ring, register, register_cut, register_sends
 
 
 @register("gather")
@@ -102,3 +105,41 @@ def scatter(op: OpShapes) -> Rule:
         flops=float(math.prod(updates_shape)) if reducer else 0.0,
         **({"reduction": combined, "reducer": reducer} if reducer else {"need_replication": combined}),
     )
+
+
+def single_update(eqn: Any) -> int | None:
+    """The dimension that a scatter puts a single row into, by one index.
+
+    XLA makes it an update of a slice, which takes what is there already: where that dimension is cut its partitioner
+    gathers all of it for that (a cache's row by `cache.at[:, position].set`, 8 v5e and 8 H100, jax 0.10.2).
+    """
+    numbers, indices = eqn.params["dimension_numbers"], eqn.invars[1].aval.shape
+    into = numbers.scatter_dims_to_operand_dims
+    single = math.prod(indices[:-1]) == 1 and len(into) == 1 and into == numbers.inserted_window_dims
+    return into[0] if single else None
+
+
+def update_piece(eqn: Any, ring: Ring) -> LocalFunction:
+    """The device that has the row puts it in; for the others the index is out of range."""
+    (dim,) = eqn.params["dimension_numbers"].scatter_dims_to_operand_dims
+    extent = eqn.invars[0].aval.shape[dim]
+    pieces = np.argsort(ring.devices)  # which piece each device has
+
+    def piece(operand: Any, index: Any, updates: Any) -> Any:
+        params = eqn.primitive.get_bind_params(eqn.params)
+        if params["mode"] == jax.lax.GatherScatterMode.CLIP:
+            index = jax.lax.clamp(np.zeros((), index.dtype), index, np.asarray(extent - 1, index.dtype))
+        first = jax.numpy.asarray(pieces)[jax.lax.axis_index(ring.axes)] * operand.shape[dim]
+        here = index.astype(first.dtype) - first
+        here = jax.numpy.where(here < 0, operand.shape[dim], here)
+        # else XLA takes the slice of what is there from before the cut, see `lowering.starts`
+        operand = jax.lax.optimization_barrier(operand)
+        params["mode"] = jax.lax.GatherScatterMode.FILL_OR_DROP
+        return eqn.primitive.bind(operand, here, updates, **params)
+
+    return piece
+
+
+for _primitive in _COMBINERS:
+    register_cut(_primitive)(single_update)
+    register_sends(_primitive)(update_piece)
