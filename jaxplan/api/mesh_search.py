@@ -57,7 +57,7 @@ class MeshTrial:
 
     Attributes:
       ready, found: None where nothing fits, for the reason `fault`.
-      least_bytes: a peak that no plan is under; 0 where it was not looked for.
+      least_bytes: the smallest peak that the memory rows allow, or a bound of it; 0 where it was not looked for.
     """
 
     target: Target
@@ -138,7 +138,8 @@ class MeshSearch:
         traced, devices = self.traced(target), target.abstract.size
         held = int(_arguments_bytes(traced) / devices)
         if held > self.budget_bytes:
-            return MeshTrial(target=target, fault=_over(held), least_bytes=held)
+            fault = f"needs at least {format_bytes(held)} a device"
+            return MeshTrial(target=target, fault=fault, least_bytes=held)
         self.say(f"looking at mesh ({mesh})")
         ready = prepared(
             traced, target, self.budget_bytes, self.constraints, self._rough, self.step.said(traced, target.axes)
@@ -158,7 +159,8 @@ class MeshSearch:
             if least_bytes <= NEAR_BUDGET * self.budget_bytes:
                 outcome = pipeline.search(pins, stubborn=True)
         if not isinstance(outcome, Found):
-            return MeshTrial(target=target, ready=ready, fault=_over(least_bytes), least_bytes=least_bytes)
+            fault = f"needs about {format_bytes(least_bytes)} a device"
+            return MeshTrial(target=target, ready=ready, fault=fault, least_bytes=least_bytes)
         return MeshTrial(target=target, ready=ready, found=outcome)
 
     def finished(self, trial: MeshTrial) -> Plan:
@@ -244,7 +246,3 @@ def _arguments_bytes(traced: Traced) -> float:
     graph = traced.graph
     read = {v for op in graph.ops for v in op.operands} | set(graph.outputs)
     return sum(graph.values[v].bytes for v in graph.inputs if v in read)
-
-
-def _over(least_bytes: int) -> str:
-    return f"needs at least {format_bytes(least_bytes)} a device"

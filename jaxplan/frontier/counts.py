@@ -98,7 +98,7 @@ class Curve:
             f"  {'devices':>7}  {'step':>9}  {'speedup':>7}  {'not faster than':>15}  {'peak a device':>13}  mesh",
         ]
         for few in self.too_few:
-            needs = f"needs at least {format_bytes(few.least_bytes)}" if few.least_bytes else "nothing fits"
+            needs = f"needs about {format_bytes(few.least_bytes)}" if few.least_bytes else "nothing fits"
             lines.append(f"  {few.devices:>7}  {needs}")
         first = self.points[0]
         for point in self.points:

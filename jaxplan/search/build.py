@@ -342,6 +342,8 @@ class _Builder:
             if value in settled:
                 # a donated argument's next value is written into its buffer, already counted to the end
                 stop = written_over(intervals, settled[value], start)
+            elif self.returned[value]:
+                start = 0  # the caller's buffer, allocated before the step begins
             producer = self.graph.ops[self.producers[value]]
             if producer.primitive == "carry_init" and self.producers[value] >= 0:
                 start = producer.index
