@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..plans import PlannedTask
@@ -39,8 +39,8 @@ def combined(
       price: (task, sent bytes in all) -> seconds of all runs of what is combined with that task.
     """
     groups = _groups(tasks, alike)
-    order = _order(tasks, groups)
     into = {task: group[-1] for group in groups for task in group}
+    order = _order(tasks, into)
     members = {group[-1]: group for group in groups}
     position = {task: i for i, task in enumerate(order)}
     made = []
@@ -115,9 +115,8 @@ def _join(members: Sequence[int], waits: list[int]) -> None:
         waits[one] = together & ~bits
 
 
-def _order(tasks: Sequence[PlannedTask], groups: Sequence[tuple[int, ...]]) -> list[int]:
-    """The last of each group and all other tasks, each after what it waits for, otherwise in program order."""
-    into = {task: group[-1] for group in groups for task in group}
+def _order(tasks: Sequence[PlannedTask], into: Mapping[int, int]) -> list[int]:
+    """The tasks in program order, each after what it waits for; what goes `into` another stands there as that one."""
     readers: dict[int, list[int]] = defaultdict(list)
     waits: dict[int, set[int]] = defaultdict(set)
     for task, one in enumerate(tasks):

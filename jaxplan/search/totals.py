@@ -18,12 +18,14 @@ def totals(graph: Graph, rules: Sequence[Rule]) -> frozenset[int]:
     """The sums of all of a tensor, and the elementwise operations that only they read."""
     found, uses = set[int](), graph.uses()
     for op in reversed(graph.ops):
-        value = op.results[0] if len(op.results) == 1 else None
-        if value is None:
+        if len(op.results) != 1:
             continue
+        value = op.results[0]
         readers = {reader for reader, _ in uses[value]}
-        whole = op.primitive == "reduce_sum" and not graph.values[value].shape
-        if whole or (rules[op.index].follows and readers and readers <= found and value not in graph.outputs):
-            if graph.values[value].shape or whole:
-                found.add(op.index)
+        if not graph.values[value].shape:
+            total = op.primitive == "reduce_sum"
+        else:
+            total = rules[op.index].follows and bool(readers) and readers <= found and value not in graph.outputs
+        if total:
+            found.add(op.index)
     return frozenset(found)
