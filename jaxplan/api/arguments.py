@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -135,6 +135,26 @@ def cut_copies(
         whole, jax.device_put([leaves[i] for i in whole], [wanted[i] for i in whole]), strict=True
     ):
         leaves[i] = leaf
+    return jax.tree.unflatten(tree, leaves)
+
+
+def without_repeats(
+    args: tuple[Any, ...], kwargs: dict[str, Any], donated: Sequence[int]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with an array that is donated and passed in several places copied in all of these but the first.
+
+    A state whose moving averages begin as its parameters holds each array twice; jax gives one buffer away twice then,
+    which XLA refuses on one device and crashes on over several (CPU, jax 0.10.2).
+    """
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    if len(set(map(id, leaves))) == len(leaves):
+        return args, kwargs
+    given = {id(leaf) for position in donated for leaf in jax.tree.leaves(args[position])}
+    seen: set[int] = set()
+    for i, leaf in enumerate(leaves):
+        if id(leaf) in given and id(leaf) in seen and isinstance(leaf, jax.Array):
+            leaves[i] = leaf.copy()
+        seen.add(id(leaf))
     return jax.tree.unflatten(tree, leaves)
 
 

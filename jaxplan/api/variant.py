@@ -20,6 +20,7 @@ from .arguments import (
     is_explicit,
     outside_any_mesh,
     shape_of,
+    without_repeats,
 )
 from .meshes import Target
 
@@ -134,6 +135,8 @@ class Variant:
         Raises:
           OtherSignature: they are not those that it was planned for.
         """
+        if self.donate:
+            args, kwargs = without_repeats(args, kwargs, self.donate)
         try:
             return self._call(args, kwargs)
         except ExplicitArguments:

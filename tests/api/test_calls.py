@@ -188,6 +188,25 @@ def test_donated_state_is_gone_and_its_buffer_reused(mesh_4x2: Mesh) -> None:
     assert_equal(found, wanted)
 
 
+def test_a_donated_state_may_hold_an_array_twice(mesh_4x2: Mesh) -> None:
+    def averaged(state: Any, x: Any) -> Any:
+        params = jax.tree.map(lambda leaf: leaf - x.mean(), state["params"])
+        return {
+            "params": params,
+            "average": jax.tree.map(lambda a, p: 0.9 * a + 0.1 * p, state["average"], params),
+        }
+
+    params = {"kernel": jnp.ones((8, 8)), "bias": jnp.zeros(8)}
+    x = jnp.arange(8.0)
+    whole = {name: P() for name in ("state/params/kernel", "state/average/kernel")}
+    sharded = jaxplan.auto_shard(averaged, mesh_4x2, donate_argnums=0, constraints=whole)
+    state = wanted = {"params": params, "average": params}
+    for _ in range(2):
+        wanted = jax.jit(averaged)(wanted, x)
+        state = sharded(state, x)
+        assert_equal(state, wanted)
+
+
 def test_state_keeps_one_sharding(mesh_4x2: Mesh) -> None:
     state, x = arrays()
     sharded = jaxplan.auto_shard(step, mesh_4x2, constraints=CUT)
