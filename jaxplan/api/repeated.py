@@ -21,10 +21,17 @@ def repeated(traced: Traced, kinds: Sequence[str], axes: MeshAxes, best: Candida
     The batch is the first dimension of the largest leaf that is one (see `input_kinds`), where no dimension of that
     leaf is cut over the axis.
     """
-    leaves = [i for i, kind in enumerate(kinds) if kind == "batch" and traced.inputs[i].shape]
+    graph = traced.graph
+    keys = {op.operands[0] for op in graph.ops if op.primitive == "random_wrap"}
+    leaves = [
+        i
+        for i, kind in enumerate(kinds)
+        # a key is two numbers, and no batch
+        if kind == "batch" and len(traced.inputs[i].shape) > (graph.inputs[i] in keys)
+    ]
     if not leaves:
         return ()
-    sizes = [traced.graph.values[v].bytes for v in traced.graph.inputs]
+    sizes = [graph.values[v].bytes for v in graph.inputs]
     largest = max(leaves, key=lambda i: sizes[i])
     rows = traced.inputs[largest].shape[0]
     cut = {name for dim in best.inputs[largest].dims for name in dim}

@@ -108,6 +108,6 @@ def _padded(whole: Any, makers: _Makers) -> tuple[Any, int, int] | None:
         return None
     config = eqn.params["padding_config"]
     axes = [d for d, sides in enumerate(config) if any(sides)]
-    if float(eqn.invars[1].val) != 0 or len(axes) != 1 or min(config[axes[0]]) < 0 or config[axes[0]][2]:
+    if eqn.invars[1].val != 0 or len(axes) != 1 or min(config[axes[0]]) < 0 or config[axes[0]][2]:
         return None
     return eqn.invars[0], axes[0], config[axes[0]][0]

@@ -284,6 +284,18 @@ def test_a_batch_that_no_axis_divides_is_warned_of(mesh_8: Mesh) -> None:
     assert not jaxplan.plan(step, mesh_8, *shapes(rows=8192), hardware="tpu-v5e").warnings
 
 
+def test_the_two_numbers_of_a_key_are_no_batch_to_pad() -> None:
+    def step(params: Any, key: Any) -> Any:
+        def loss(params: Any) -> Any:
+            return jnp.tanh(jax.random.normal(key, (6, 6)) @ params["w"]).sum()
+
+        return jax.tree.map(lambda p, g: p - g, params, jax.grad(loss)(params))
+
+    shapes = {"w": jax.ShapeDtypeStruct((6, 6), jnp.float32)}, jax.random.PRNGKey(0)
+    mesh = AbstractMesh((4,), ("data",))
+    assert not jaxplan.plan(step, mesh, *shapes, hardware="tpu-v5e", donate_argnums=0).warnings
+
+
 def test_an_unhashable_static_argument(mesh_4x2: Mesh) -> None:
     def scaled(x: jax.Array, factors: list[float]) -> jax.Array:
         return x * factors[0]

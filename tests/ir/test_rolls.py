@@ -56,6 +56,7 @@ def test_rolls_are_one_operation(fn: Callable[..., Any], expected: list[tuple[in
         lambda x: jnp.concatenate([x[7::-1], x[:0]]),
         lambda x: jnp.pad(x[:2], ((6, 0), (0, 0)), constant_values=1.0) + jnp.pad(x[2:], ((0, 2), (0, 0))),
         lambda x: jnp.concatenate([x[1:], jnp.zeros((1, 6))]),
+        lambda x: jnp.pad((1j * x)[:2], ((6, 0), (0, 0))) + jnp.pad(jnp.fft.fft(x)[2:], ((0, 2), (0, 0))),
     ],
 )
 def test_what_only_looks_like_one_is_left_alone(fn: Callable[..., Any]) -> None:
