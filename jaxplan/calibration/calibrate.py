@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -10,11 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
+from jax.sharding import Mesh
 
+from ..api.autoshard import plan
 from ..errors import ArgumentError
 from ..hardware import Profile, dump_profile, load_profile, profile_for_device_kind
 from .fit import arithmetic_rate, fitted_link, hidden_share, product_rates, smallest_s, stream_rate
 from .measurements import Measurements
+from .steps import steps
+
+PROGRAMS = "times what whole training steps keep up of the rates (calibration/steps.py)"
 
 
 def calibrate(
@@ -61,10 +68,11 @@ def measured_profile(base: Profile, measurements: Measurements, name: str) -> Pr
     rows, count = measurements.rows, len(measurements.devices)
     kind = measurements.devices[0].device_kind
     source = f"measured by jaxplan calibrate on {count} x {kind}, jax {jax.__version__}, {time.strftime('%Y-%m-%d')}"
-    sources = dict(base.sources)
+    sources, hows = dict(base.sources), dict[str, str]()
     changes: dict[str, Any] = {}
 
     def set_number(path: str, value: float, how: str) -> float:
+        hows[path] = how
         sources[path] = f"{source}: {how}"
         return float(f"{value:.3g}")
 
@@ -101,7 +109,29 @@ def measured_profile(base: Profile, measurements: Measurements, name: str) -> Pr
             for key in ("bytes_per_s", "latency_s", "launch_s", "efficiency")
         }
         links[0] = replace(link, **numbers)
-    return replace(base, name=name, links=tuple(links), sources=sources, **changes)
+    found = replace(base, name=name, links=tuple(links), sources=sources, **changes)
+    share = share_of_rates(found, measurements)
+    if share is None:
+        return found
+    kept_up: dict[str, Any] = {
+        key: set_number(key, share * getattr(found, key), f"{hows[key]}, {PROGRAMS}")
+        for key in ("matmul_efficiency", "hbm_efficiency", "vector_flops_per_s")
+        if key in hows
+    }
+    return replace(found, sources=sources, **kept_up)
+
+
+def share_of_rates(profile: Profile, measurements: Measurements) -> float | None:
+    """What whole steps keep up of a profile's rates: the geometric mean of predicted over measured seconds, at most 1;
+    None if no step was measured."""
+    measured = {row["step"]: row["seconds"] for row in measurements.rows if row["what"] == "step"}
+    one = Mesh(np.array(measurements.devices[:1]), ("device",))
+    logarithms = []
+    for name, step in steps(host=measurements.host).items():
+        if name in measured:
+            planned = plan(step.run, one, step.state, step.batch, donate_argnums=0, hardware=profile)
+            logarithms.append(math.log(planned.cost.compute_s / measured[name]))
+    return min(math.exp(sum(logarithms) / len(logarithms)), 1.0) if logarithms else None
 
 
 def measured_overlap(measurements: Measurements) -> float | None:

@@ -15,7 +15,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from ..errors import ArgumentError
-from .timing import host_seconds, seconds_an_iteration
+from .steps import Step, steps
+from .timing import host_seconds, seconds_a_call, seconds_an_iteration
 
 PRODUCTS = ((512, 512, 512), (2048, 2048, 2048), (8192, 8192, 8192), (8192, 1024, 8192), (16384, 4096, 4096))
 """(m, k, n) of the matrix products on an accelerator; a host's are those of at most `_HOST_SIDE` a side."""
@@ -104,6 +105,12 @@ class Measurements:
             {"what": "smallest"},
             lambda: seconds_an_iteration(lambda x: x @ small, np.ones((8, 8), np.float32), mesh, clock),
         )
+        for name, step in steps(host=self.host).items():
+            yield (
+                f"step {name}",
+                {"what": "step", "step": name},
+                partial(_step, step, mesh, clock),
+            )
         yield from self._collectives()
 
     def _collectives(self) -> Iterator[tuple[str, Row, Callable[[], float]]]:
@@ -134,6 +141,10 @@ def _product(m: int, k: int, n: int, dtype: str, mesh: Mesh, clock: Callable[[],
     return (
         seconds_an_iteration(lambda x: (x @ there) @ back, np.ones((m, k), jnp.dtype(dtype)), mesh, clock) / 2
     )
+
+
+def _step(step: Step, mesh: Mesh, clock: Callable[[], float]) -> float:
+    return seconds_a_call(lambda state: step.run(state, step.batch), step.state, mesh, clock)
 
 
 def _arithmetic(x: jax.Array) -> jax.Array:

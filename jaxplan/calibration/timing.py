@@ -14,6 +14,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 REPEATS = 5
 """Runs of which the fastest counts: other programs only ever add time."""
 
+CALLS = 12
+"""The same for single calls, which share the machine with more."""
+
 _LONG_ENOUGH_S = 0.02
 """A loop that takes this long is timed well by any clock."""
 
@@ -28,29 +31,25 @@ def host_seconds() -> float:
 
 
 def seconds_an_iteration(
-    body: Callable[[Any], Any], per_device: np.ndarray, mesh: Mesh, clock: Clock = time.perf_counter
+    body: Callable[[Any], Any], per_device: Any, mesh: Mesh, clock: Clock = time.perf_counter
 ) -> float:
     """Seconds of one run of `body` on every device of `mesh` at once.
 
     Args:
-      body: maps an array of the shape of `per_device` to another of its shape; collectives may name the mesh's axes.
-      per_device: what each device starts from.
+      body: maps arrays of the shapes of `per_device` to others of them; collectives may name the mesh's axes.
+      per_device: NumPy arrays, a tree of them, none without dimensions: what each device starts from.
       clock: seconds that count, `host_seconds` for work that other programs would disturb.
     """
     axes = PartitionSpec(mesh.axis_names)
 
-    def loop(x: jax.Array, trips: jax.Array) -> jax.Array:
+    def loop(x: Any, trips: jax.Array) -> Any:
         # an argument, so that XLA can't unroll the loop and fuse its iterations
         return jax.lax.fori_loop(0, trips, lambda _, y: jax.lax.optimization_barrier(body(y)), x)
 
     run = jax.jit(
         jax.shard_map(loop, mesh=mesh, in_specs=(axes, PartitionSpec()), out_specs=axes, check_vma=False)
     )
-    x = jax.make_array_from_callback(
-        (per_device.shape[0] * mesh.size, *per_device.shape[1:]),
-        NamedSharding(mesh, axes),
-        lambda _: per_device,
-    )
+    x = _on_each(mesh, per_device)
     jax.block_until_ready(run(x, np.int32(1)))
     trips = 1
     while trips < _MOST_TRIPS and _fastest(run, x, trips, 1, clock) < _LONG_ENOUGH_S:
@@ -59,7 +58,39 @@ def seconds_an_iteration(
     return max(many - once, 1e-9) / trips
 
 
-def _fastest(run: Callable[..., Any], x: jax.Array, trips: int, repeats: int, clock: Clock) -> float:
+def seconds_a_call(
+    body: Callable[[Any], Any], per_device: Any, mesh: Mesh, clock: Clock = time.perf_counter
+) -> float:
+    """Seconds of one run of `body` on every device of `mesh` at once, called as a training loop calls its step: with
+    what the last call returned, donated.  Buffers are allocated for each call, as they aren't in a loop.
+
+    Args: see `seconds_an_iteration`.
+    """
+    axes = PartitionSpec(mesh.axis_names)
+    run = jax.jit(
+        jax.shard_map(body, mesh=mesh, in_specs=axes, out_specs=axes, check_vma=False), donate_argnums=0
+    )
+    x = jax.block_until_ready(run(_on_each(mesh, per_device)))
+    times = []
+    for _ in range(CALLS):
+        started = clock()
+        x = jax.block_until_ready(run(x))
+        times.append(clock() - started)
+    return min(times)
+
+
+def _on_each(mesh: Mesh, per_device: Any) -> Any:
+    """`per_device` on each device, joined along the first dimension."""
+
+    def join(local: np.ndarray) -> jax.Array:
+        shape = (local.shape[0] * mesh.size, *local.shape[1:])
+        along = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+        return jax.make_array_from_callback(shape, along, lambda _: local)
+
+    return jax.tree.map(join, per_device)
+
+
+def _fastest(run: Callable[..., Any], x: Any, trips: int, repeats: int, clock: Clock) -> float:
     times = []
     for _ in range(repeats):
         started = clock()

@@ -16,7 +16,9 @@ from jax.sharding import Mesh
 
 import jaxplan
 from jaxplan.calibration import Measurements, calibrate, fit, measurements
-from jaxplan.calibration.timing import seconds_an_iteration
+from jaxplan.calibration import steps as calibration_steps
+from jaxplan.calibration.calibrate import measured_profile
+from jaxplan.calibration.timing import seconds_a_call, seconds_an_iteration
 from jaxplan.cost import collective_seconds
 from jaxplan.hardware import AxisLink, Link, available_profiles, dump_profile, load_profile
 
@@ -101,6 +103,7 @@ def test_an_interrupted_calibration_keeps_what_it_has_and_goes_on(
 
     going_on = _Machine(10**6)
     monkeypatch.setattr(measurements, "seconds_an_iteration", going_on)
+    monkeypatch.setattr(measurements, "seconds_a_call", going_on)
     profile = calibrate(out, devices=jax.devices()[:2])
     rows = json.loads(out.with_suffix(".measured.json").read_text())["rows"]
     assert len({row["name"] for row in rows}) == len(rows) == 3 + going_on.asked
@@ -110,6 +113,42 @@ def test_an_interrupted_calibration_keeps_what_it_has_and_goes_on(
     assert jaxplan.plan(
         lambda x: x * 2, jax.sharding.AbstractMesh((2,), ("d",)), np.ones(4), hardware=str(out)
     )
+
+
+def test_steps_take_on_the_calibrated_profile_what_they_were_measured_to_take() -> None:
+    found = Measurements(jax.devices()[:1], None)
+    rates = [
+        {"what": "product", "dims": (512, 512, 512), "dtype": "float32", "seconds": 5e-3},
+        {"what": "stream", "bytes": 2**27, "seconds": 1e-2},
+        {"what": "arithmetic", "flops": 2**21, "seconds": 1e-4},
+    ]
+    taken = {"transformer": 0.21, "perceptron": 0.05}
+    found.rows = [*rates, *({"what": "step", "step": name, "seconds": s} for name, s in taken.items())]
+    profile = measured_profile(load_profile("cpu-host"), found, "planted")
+    assert profile.matmul_efficiency == profile.hbm_efficiency < 1
+    one = jax.make_mesh((1,), ("device",), devices=found.devices)
+    steps = calibration_steps.steps(host=True)
+    ratios = [
+        jaxplan.plan(steps[name].run, one, steps[name].state, steps[name].batch, donate_argnums=0, hardware=profile)
+        .cost.compute_s / seconds for name, seconds in taken.items()
+    ]  # fmt: skip
+    # what no rate is in, the least time of a kernel, is not scaled
+    assert np.exp(np.log(ratios).mean()) == pytest.approx(1, rel=0.02)
+
+
+def test_a_call_runs_the_step_on_what_the_last_one_returned() -> None:
+    mesh = Mesh(np.array(jax.devices()[:2]), ("d",))
+    step = calibration_steps.steps(host=True)["perceptron"]
+    seen: list[float] = []
+
+    def run(state: Any) -> Any:
+        state = step.run(state, step.batch)
+        jax.debug.callback(lambda w: seen.append(float(np.abs(w).sum())), state["mean"]["layer_0"])
+        return state
+
+    assert 0 < seconds_a_call(run, step.state, mesh) < 10
+    jax.effects_barrier()
+    assert len(set(seen)) > 2
 
 
 def test_measurements_of_another_machine_are_refused(tmp_path: Path) -> None:
