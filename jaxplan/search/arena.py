@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from . import moves
 from .alarm import NEVER
-from .base import Incumbent, Progress, SearchResult, Termination
+from .base import Incumbent, Progress, Search, SearchResult, Termination
 from .contract import Keep
 from .dual import ROUNDING
 from .elimination import assign_window
@@ -187,29 +187,38 @@ def draw(flat: Flat, chosen: Ints, state: NDArray[np.uint64]) -> None:
             chosen[n] = np.int64(pick % np.uint64(flat.size[n]))
 
 
-def search_in_arena(
-    problem: StrategyProblem, work: Callable[[Arena], None], *, time_limit_s: float | None, relative_gap: float,
-    seed: int, on_progress: Progress | None, hint: Sequence[int] | None, contract_only: bool = False,
-) -> SearchResult:  # fmt: skip
-    """Let `work` search a problem, reduced or, `contract_only`, contracted; for the rest see `base.Search`."""
-    best = Incumbent(problem.verify(), on_progress)
-    deadline = math.inf if time_limit_s is None else best.started + time_limit_s
-    termination, note = Termination.FEASIBLE, ""
-    try:
-        if hint is not None:
-            best.offer(hint)
-        reduction = reduce(problem, contract_only=contract_only)
-        if reduction.infeasible:
-            return best.result(Termination.INFEASIBLE, reduction.infeasible)
-        arena = Arena(reduction, best, deadline=deadline, relative_gap=relative_gap, seed=seed, hint=hint)
-        work(arena)
-        note = arena.note
-    except OutOfTime:
-        termination = Termination.TIME_LIMIT
-    except KeyboardInterrupt:
-        return best.result(Termination.INTERRUPTED)
-    if best.closed(relative_gap):
-        return best.result(Termination.OPTIMAL)
-    if not best.found:
-        return best.result(Termination.TIME_LIMIT, "the search reached nothing feasible")
-    return best.result(termination, note)
+def searcher(work: Callable[[Arena], None], *, contract_only: bool = False) -> Search:
+    """The search of which `work` is all that is its own, on problems reduced or, `contract_only`, contracted."""
+
+    def solve(
+        problem: StrategyProblem,
+        *,
+        time_limit_s: float | None = None,
+        relative_gap: float = 1e-4,
+        seed: int = 0,
+        on_progress: Progress | None = None,
+        hint: Sequence[int] | None = None,
+    ) -> SearchResult:
+        best = Incumbent(problem.verify(), on_progress)
+        deadline = math.inf if time_limit_s is None else best.started + time_limit_s
+        termination, note = Termination.FEASIBLE, ""
+        try:
+            if hint is not None:
+                best.offer(hint)
+            reduction = reduce(problem, contract_only=contract_only)
+            if reduction.infeasible:
+                return best.result(Termination.INFEASIBLE, reduction.infeasible)
+            arena = Arena(reduction, best, deadline=deadline, relative_gap=relative_gap, seed=seed, hint=hint)
+            work(arena)
+            note = arena.note
+        except OutOfTime:
+            termination = Termination.TIME_LIMIT
+        except KeyboardInterrupt:
+            return best.result(Termination.INTERRUPTED)
+        if best.closed(relative_gap):
+            return best.result(Termination.OPTIMAL)
+        if not best.found:
+            return best.result(Termination.TIME_LIMIT, "the search reached nothing feasible")
+        return best.result(termination, note)
+
+    return solve

@@ -9,13 +9,11 @@ elimination does; again and again with other nodes kept, from the best found so 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
 from ..errors import SolverError
-from .arena import Arena, search_in_arena
-from .base import Progress, SearchResult
+from .arena import Arena, searcher
 from .frontier import trace_frontier
 from .frontier_elimination import TooWide
 from .narrow import narrow
@@ -36,22 +34,6 @@ PATIENCE = 4
 
 #: Of so many nodes at random the one in the largest tables is given up.
 CANDIDATES = 3
-
-
-def solve(
-    problem: StrategyProblem,
-    *,
-    time_limit_s: float | None = None,
-    relative_gap: float = 1e-4,
-    seed: int = 0,
-    on_progress: Progress | None = None,
-    hint: Sequence[int] | None = None,
-) -> SearchResult:
-    """The frontier's fastest point within the limit, or the hint; see `jaxplan.search.base.Search`."""
-    return search_in_arena(
-        problem, _eliminate, time_limit_s=time_limit_s, relative_gap=relative_gap, seed=seed,
-        on_progress=on_progress, hint=hint,
-    )  # fmt: skip
 
 
 def _eliminate(arena: Arena) -> None:
@@ -91,6 +73,10 @@ def _eliminate(arena: Arena) -> None:
             return
         arena.note = f"{len(kept)} of {len(problem.nodes)} nodes kept their strategy in each elimination"
         since = 0 if arena.best.objective_s < before_s else since + 1
+
+
+solve = searcher(_eliminate)
+"""The frontier's fastest point within the limit, or the hint; see `jaxplan.search.base.Search`."""
 
 
 def _given_up(problem: StrategyProblem, joint: int, random: np.random.Generator) -> list[int]:

@@ -16,7 +16,6 @@ best ways that are found are judged, and repaired, on the whole timeline.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -24,8 +23,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from . import moves
-from .arena import Arena, search_in_arena
-from .base import Progress, SearchResult
+from .arena import Arena, searcher
 from .dual import DualAscent
 from .flat import Flat, edge_numbers, flatten
 from .optcnn import offer_repaired
@@ -42,22 +40,6 @@ SWEEPS = 30
 
 #: Ways that are read off the table at its end, the cheapest first.
 WAYS = 64
-
-
-def solve(
-    problem: StrategyProblem,
-    *,
-    time_limit_s: float | None = None,
-    relative_gap: float = 1e-4,
-    seed: int = 0,
-    on_progress: Progress | None = None,
-    hint: Sequence[int] | None = None,
-) -> SearchResult:
-    """The best way through the nodes in program order, or the hint; no bound.  See `jaxplan.search.base.Search`."""
-    return search_in_arena(
-        problem, _layers, time_limit_s=time_limit_s, relative_gap=relative_gap, seed=seed, on_progress=on_progress,
-        hint=hint,
-    )  # fmt: skip
 
 
 def _layers(arena: Arena) -> None:
@@ -90,6 +72,10 @@ def _layers(arena: Arena) -> None:
         chosen = np.empty(count, dtype=np.int64)
         chosen[order] = _way_to(int(state), mark)
         offer_repaired(arena, chosen)
+
+
+solve = searcher(_layers)
+"""The best way through the nodes in program order, or the hint; no bound.  See `jaxplan.search.base.Search`."""
 
 
 def _order(flat: Flat) -> Ints:

@@ -11,17 +11,15 @@ chains, so that it does not depend on the machine.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
 from . import moves
-from .arena import Arena, search_in_arena
-from .base import Progress, SearchResult
+from .arena import Arena, searcher
 from .flat import Flat
-from .problem import Ints, StrategyProblem
+from .problem import Ints
 from .tables import random
 
 #: Proposals between two looks at the clock.
@@ -36,22 +34,6 @@ TEMPERATURES = (2e-3, 2e-4, 2e-1)
 
 #: Chains without a better assignment that are needed to end the walk, at least.
 PATIENCE = 30
-
-
-def solve(
-    problem: StrategyProblem,
-    *,
-    time_limit_s: float | None = None,
-    relative_gap: float = 1e-4,
-    seed: int = 0,
-    on_progress: Progress | None = None,
-    hint: Sequence[int] | None = None,
-) -> SearchResult:
-    """The best assignment on the walk, or the hint; no bound.  See `jaxplan.search.base.Search`."""
-    return search_in_arena(
-        problem, _walk, time_limit_s=time_limit_s, relative_gap=relative_gap, seed=seed, on_progress=on_progress,
-        hint=hint, contract_only=True,
-    )  # fmt: skip
 
 
 def _walk(arena: Arena) -> None:
@@ -74,6 +56,10 @@ def _walk(arena: Arena) -> None:
             cost_s = walk(flat, chosen, found, load, min(PROPOSALS, length - done), heat_s, arena.state)
             if cost_s < least_s and arena.offer(found):
                 best, least_s, last_gain, fitting = found.copy(), cost_s, chain, True
+
+
+solve = searcher(_walk, contract_only=True)
+"""The best assignment on the walk, or the hint; no bound.  See `jaxplan.search.base.Search`."""
 
 
 @njit(cache=True, nogil=True)

@@ -10,11 +10,9 @@ that is never worse than its start.  What overflows the limit is repaired afterw
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
-from .arena import Arena, search_in_arena
-from .base import Progress, SearchResult
-from .problem import Floats, Ints, StrategyProblem
+from .arena import Arena, searcher
+from .problem import Floats, Ints
 
 #: Sums that the elimination of one node may take: at first, by how much more in the next round, and at most.
 FIRST_SUMS, MORE_SUMS, MOST_SUMS = 1e4, 10.0, 1e7
@@ -24,22 +22,6 @@ LONGER = 12.0
 
 #: Conditioned eliminations in a row without gain that end a round.
 PATIENCE = 8
-
-
-def solve(
-    problem: StrategyProblem,
-    *,
-    time_limit_s: float | None = None,
-    relative_gap: float = 1e-4,
-    seed: int = 0,
-    on_progress: Progress | None = None,
-    hint: Sequence[int] | None = None,
-) -> SearchResult:
-    """The assignment that is best without a memory limit, repaired into it; see `jaxplan.search.base.Search`."""
-    return search_in_arena(
-        problem, _eliminate, time_limit_s=time_limit_s, relative_gap=relative_gap, seed=seed,
-        on_progress=on_progress, hint=hint,
-    )  # fmt: skip
 
 
 def _eliminate(arena: Arena) -> None:
@@ -55,6 +37,10 @@ def _eliminate(arena: Arena) -> None:
         if arena.best.closed(arena.relative_gap):
             return
         sums *= MORE_SUMS
+
+
+solve = searcher(_eliminate)
+"""The assignment that is best without a memory limit, repaired into it; see `jaxplan.search.base.Search`."""
 
 
 def improve(arena: Arena, chosen: Ints, unary_s: Floats, sums: float) -> None:

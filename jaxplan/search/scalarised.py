@@ -9,15 +9,13 @@ reaches assignments on the convex hull of time and memory alone: of those betwee
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
 from . import moves
-from .arena import Arena, search_in_arena
-from .base import Progress, SearchResult
+from .arena import Arena, searcher
 from .optcnn import FIRST_SUMS, improve
-from .problem import Ints, StrategyProblem
+from .problem import Ints
 
 #: Prices that are tried, as in Unity's search.
 PRICES = 10
@@ -27,22 +25,6 @@ DEARER = 8.0
 
 #: Sums that the elimination of one node may take.
 SUMS = 10 * FIRST_SUMS
-
-
-def solve(
-    problem: StrategyProblem,
-    *,
-    time_limit_s: float | None = None,
-    relative_gap: float = 1e-4,
-    seed: int = 0,
-    on_progress: Progress | None = None,
-    hint: Sequence[int] | None = None,
-) -> SearchResult:
-    """The best assignment at one price of all bytes, or the hint.  See `jaxplan.search.base.Search`."""
-    return search_in_arena(
-        problem, _bisect, time_limit_s=time_limit_s, relative_gap=relative_gap, seed=seed, on_progress=on_progress,
-        hint=hint,
-    )  # fmt: skip
 
 
 def _bisect(arena: Arena) -> None:
@@ -64,6 +46,10 @@ def _bisect(arena: Arena) -> None:
         else:
             too_low, chosen = price, found
         price = price * DEARER if math.isinf(enough) else (too_low + enough) / 2
+
+
+solve = searcher(_bisect)
+"""The best assignment at one price of all bytes, or the hint.  See `jaxplan.search.base.Search`."""
 
 
 def _at_price(arena: Arena, chosen: Ints, prices: np.ndarray) -> Ints:
