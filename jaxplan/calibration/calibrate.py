@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from ..api.autoshard import plan
+from ..api import plan
 from ..errors import ArgumentError
 from ..hardware import Profile, dump_profile, load_profile, profile_for_device_kind
 from .fit import arithmetic_rate, fitted_link, hidden_share, product_rates, smallest_s, stream_rate
