@@ -2,8 +2,9 @@
 
 Of a convolutional network of ten thousand operations the passes and the reading of what they made take seconds, of a
 short program less than a process takes to begin: whoever has a large one starts the process early (`Beside`), and asks
-it when it is ready.  What it answers is what `partition_imported` says here; where it can't answer, it is done here.
-Until there is a module to be partitioned, others may have the process work for them (`free`).
+it when it is ready.  What it answers is what `partition_imported` says here, and so are its errors; where there is no
+process, or none any more, it is done here.  Until there is a module to be partitioned, others may have the process work
+for them (`free`).
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import io
 import pickle
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from .. import child
 from .partitioner import Partitioned, imported_copy, partition_imported
@@ -71,15 +73,22 @@ class Beside:
         return not self._partitions and self.ready()
 
     def ask(self, question: str, *about: Any, of: str = PARTITIONER) -> Any:
-        """The answer of one of them; None where there is none to be had, then or later."""
+        """The answer of one of them; None where there is no process to answer, then or later.
+
+        Raises:
+          What the question raised there, with where it did.
+        """
         with self._lock:
             if self._child is None:
                 return None
             try:
                 child.send(self._child, (of, question, about))
-                return self._receive()
+                answer = self._receive()
             except OSError:
                 return None
+        if isinstance(answer, _Failed):
+            raise answer.error
+        return answer
 
     def load(self, code: bytes) -> bool:
         """Have a module partitioned there, from its bytecode; False where it isn't."""
@@ -98,7 +107,7 @@ class Beside:
 class Asked:
     """A lowered module that the partitioner is asked about, again after pins were written into it.
 
-    `beside` answers where it is ready; where it fails, all that was said is said here once more.
+    `beside` answers where it is ready; where it ends, all that was said is said here once more.
     """
 
     def __init__(self, lowered: Any, beside: Beside | None = None) -> None:
@@ -158,8 +167,25 @@ class Module:
         return True
 
 
+class _Failed(NamedTuple):
+    """What is answered in place of an answer."""
+
+    error: Exception
+
+
+def _failed(error: Exception) -> _Failed:
+    """An error as it can be sent, with where it was met; what can't be sent as it is goes by its words."""
+    where = f"In the partitioner's process:\n{''.join(traceback.format_tb(error.__traceback__))}"
+    try:
+        sent: Exception = pickle.loads(pickle.dumps(error))
+    except Exception:  # of whatever kind, with whatever arguments
+        sent = RuntimeError(f"{type(error).__name__}: {error}")
+    sent.add_note(where)
+    return _Failed(sent)
+
+
 def serve(questions: BinaryIO, answers: BinaryIO, answering: Mapping[str, Any]) -> None:
-    """Say that all is loaded, then answer to the end: an error is answered by None, and met where it was asked."""
+    """Say that all is loaded, then answer to the end; an error is sent back, to be raised where it was asked for."""
     answer: Any = True
     while True:
         pickle.dump(answer, answers)
@@ -170,5 +196,5 @@ def serve(questions: BinaryIO, answers: BinaryIO, answering: Mapping[str, Any]) 
             return
         try:
             answer = getattr(answering[of], question)(*about)
-        except Exception:
-            answer = None
+        except Exception as error:
+            answer = _failed(error)

@@ -19,6 +19,7 @@ import jaxplan
 from jaxplan.api import planner
 from jaxplan.lowering.check import _around_scope, operation_of
 from jaxplan.sharding import Asked, Beside, Layout, Partitioned
+from jaxplan.sharding.partitioner import imported_copy
 
 MESH = AbstractMesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 PINS = {0: (((64, 64), Layout(dims=((), ("data",)))),)}
@@ -74,9 +75,18 @@ def test_what_can_not_be_pinned_there_is_not_pinned(beside: Beside) -> None:
     assert not Asked(lowered(), beside).pin(of_two, operation_of, _around_scope)
 
 
-def test_what_fails_there_is_met_here(beside: Beside) -> None:
-    assert beside.ask("load", b"no module") is None
-    assert said(Asked(lowered(), beside)) == said(Asked(lowered()))
+def test_what_fails_there_is_raised_here_and_not_done_again(beside: Beside) -> None:
+    with pytest.raises(Exception, match="(?i)pars") as here:
+        imported_copy(b"no module")
+    with pytest.raises(Exception, match="(?i)pars") as there:
+        beside.ask("load", b"no module")
+    assert str(here.value) in str(there.value)
+    assert "imported_copy" in there.value.__notes__[0]
+    asked = Asked(lowered(), beside)
+    with pytest.raises(TypeError, match="int"):
+        asked.pin({0: 1}, operation_of, _around_scope)  # type: ignore[dict-item]
+    assert asked._here is None, "it was done here once more"
+    assert said(asked) == said(Asked(lowered()))
 
 
 def test_a_process_that_is_killed_loses_no_answer() -> None:
