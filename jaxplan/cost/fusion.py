@@ -107,6 +107,7 @@ class _Kernels:
     def __init__(self, graph: Graph, rules: Sequence[Rule], platform: str) -> None:
         self.graph, self.rules, self.platform = graph, rules, platform
         self.source = source_values(graph, rules)
+        self.bytes = [tensor.bytes for tensor in graph.values]
         self.producers = graph.producers()
         self.mask = [platform == "tpu" and is_mask(tensor) for tensor in graph.values]
         self.kinds = [kind_of(graph, op, rule, platform) for op, rule in zip(graph.ops, rules, strict=True)]
@@ -210,7 +211,7 @@ class _Kernels:
                 crosses[read] |= crosses[value]
                 contracted[read] |= product
         for value in (*self.graph.inputs, *self.graph.constants):
-            self.leaves[value] = {value: self.graph.values[value].bytes}
+            self.leaves[value] = {value: self.bytes[value]}
         for op in self.graph.ops:
             for value in op.results:
                 if not self.stored[value]:
@@ -223,19 +224,18 @@ class _Kernels:
                         for origin in self._origins(op) if self.leaves[value] is None else ():
                             made_of.setdefault(origin, []).append(value)
                 if self.stored[value]:
-                    self.leaves[value] = {value: self.graph.values[value].bytes}
-        size = [tensor.bytes for tensor in self.graph.values]
+                    self.leaves[value] = {value: self.bytes[value]}
         exponents = exponentiated(self.graph, self.kinds) if self.platform == "tpu" else {}
         converted: dict[int, set[int]] = {}
         best: dict[int, int] = {}
         for origin, made in sorted(made_of.items(), reverse=True):  # the latest of equals
-            dear = size[origin] < sum(size[v] for v in made) or any(self.mask[v] for v in made)
+            dear = self.bytes[origin] < sum(self.bytes[v] for v in made) or any(self.mask[v] for v in made)
             arguments = [exponents[v] for v in made if v in exponents]
             if dear and arguments and is_batched(self.graph.ops[self.producers[origin]]):
                 converted[origin] = set().union(*arguments)
             elif dear and not self.mask[origin]:
                 for value in made:
-                    if value not in best or size[origin] < size[best[value]]:
+                    if value not in best or self.bytes[origin] < self.bytes[best[value]]:
                         best[value] = origin
         return set(best.values()), converted
 
@@ -251,7 +251,7 @@ class _Kernels:
 
     def _from_operands(self, op: Op, value: int) -> Mapping[int, float] | None:
         if op.primitive == "scan_slice":
-            return {value: self.graph.values[value].bytes}
+            return {value: self.bytes[value]}
         alone = self.kinds[op.index] != "fused" and value not in self.again
         if alone or (self.platform == "gpu" and is_dear(self.graph, op)):
             return None
@@ -263,8 +263,8 @@ class _Kernels:
                     return None
                 leaves.update(found)
         if op.primitive == "gather" and op.operands[0] in leaves:  # no more of a table is read than is gathered
-            leaves[op.operands[0]] = min(leaves[op.operands[0]], self.graph.values[value].bytes)
-        near = sum(leaves.values()) <= COMPUTED_AGAIN * self.graph.values[value].bytes
+            leaves[op.operands[0]] = min(leaves[op.operands[0]], self.bytes[value])
+        near = sum(leaves.values()) <= COMPUTED_AGAIN * self.bytes[value]
         return leaves if near or self.mask[value] else None
 
     def _kept(self, value: int) -> bool:
@@ -277,7 +277,6 @@ class _Kernels:
 
     def traffic(self) -> Traffic:
         """See `Traffic`."""
-        values = self.graph.values
         carried = {op.operands[0] for op in self.graph.ops if op.primitive == "carry_next"}
         runs = self._runs(carried)
         seen: set[tuple[int, int, int]] = set()
@@ -297,10 +296,10 @@ class _Kernels:
                 writes.append((written,))
                 continue
             edge = self.kinds[op.index] == "edge"
-            reads.append(tuple(self._read(op, v, seen) if runs[op.index] else 0.0 for v in op.operands))
+            reads.append(tuple([self._read(op, v, seen) if runs[op.index] else 0.0 for v in op.operands]))
             # a loop's next carry is written into the carry's buffer
             kept = [not edge and (self.stored[v] or v in carried) for v in op.results]
-            writes.append(tuple(values[v].bytes * w for v, w in zip(op.results, kept, strict=True)))
+            writes.append(tuple([self.bytes[v] * w for v, w in zip(op.results, kept, strict=True)]))
         apart = made_apart(flow, self.cheap) if self.platform == "gpu" else {}
         return Traffic(
             stored=tuple(kept and value not in apart for value, kept in enumerate(self.stored)),
@@ -377,7 +376,7 @@ class _Kernels:
         if self.source[value]:
             return 0.0
         if self.kinds[op.index] == "heavy":
-            return sum((self.leaves[value] or {value: self.graph.values[value].bytes}).values())
+            return sum((self.leaves[value] or {value: self.bytes[value]}).values())
         if self._at_hand(value, op):
             return 0.0
         total = 0.0

@@ -47,13 +47,14 @@ def vector_kernels(
       levels: of every operation; those of one level that read a tensor of their own shape are one kernel.
     """
     graph = flow.graph
+    shapes = [tensor.shape for tensor in graph.values]
     kernels = Disjoint(len(graph.ops))
     readers: dict[tuple[int, int, int], int] = {}
     for op in graph.ops:
         for value in op.operands:
             if flow.producers[value] >= 0 and not flow.source[value] and at_hand(value, op):
                 kernels.join(op.index, flow.producers[value])
-            elif flow.kinds[op.index] == "fused" and _shape(flow, value) == _shape(flow, op.results[0]) != ():
+            elif flow.kinds[op.index] == "fused" and shapes[value] == shapes[op.results[0]] != ():
                 first = readers.setdefault((value, flow.loop_of[op.index], levels[op.index]), op.index)
                 kernels.join(op.index, first)
     outside = {*graph.inputs, *graph.outputs}
@@ -67,8 +68,10 @@ def vector_kernels(
             continue
         moved = zip((*op.operands, *op.results), (*reads[op.index], *writes[op.index]), strict=True)
         for value, size in moved:
-            arrays[kernel] += size > 0
-            if size > 0 and len(graph.values[value].shape) > 1 and _outermost(flow, value) in outside:
+            if size <= 0:
+                continue
+            arrays[kernel] += 1
+            if len(shapes[value]) > 1 and _outermost(flow, value) in outside:
                 along.add(kernel)
 
     def found(op: Op) -> VectorKernel | None:
@@ -78,10 +81,6 @@ def vector_kernels(
         return VectorKernel(arrays[kernel], kernel in along)
 
     return tuple(map(found, graph.ops))
-
-
-def _shape(flow: Flow, value: int) -> tuple[int, ...]:
-    return flow.graph.values[value].shape
 
 
 def _outermost(flow: Flow, value: int) -> int:

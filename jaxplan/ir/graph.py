@@ -16,6 +16,7 @@ does to its operands is said by operations of our own:
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -59,10 +60,7 @@ class Value:
     @property
     def bytes(self) -> float:
         """Bytes of the whole tensor."""
-        size = self.item_bytes
-        for extent in self.shape:
-            size *= extent
-        return size
+        return math.prod(self.shape, start=self.item_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

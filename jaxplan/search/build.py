@@ -67,7 +67,7 @@ class _Builder:
         self.rules = rules
         self.source = source_values(graph, self.rules)
         self.crossing, self.stored = crossing, crossing.stored
-        self.producers = graph.producers()
+        self.producers, self.uses = graph.producers(), graph.uses()
         self.sharing = Sharing(graph, rules)
         self.totals = totals(graph, rules) if model.profile.kind == "tpu" else frozenset[int]()
         self.start_shares = start_shares(
@@ -90,7 +90,7 @@ class _Builder:
         self.taken_from: dict[tuple[int, int], Port] = {}
         self.node_op: dict[int, int] = {}
         self.node_strategies: dict[int, Strategies] = {}
-        self.returned = Counter(graph.outputs)
+        self.returned = dict(Counter(graph.outputs))
         self.complete = True
         self._cache: dict[tuple[Any, ...], Any] = {}
         self._distinct: dict[tuple[Any, ...], np.ndarray] = {}
@@ -159,7 +159,7 @@ class _Builder:
                 self.reads[op.index, 0] = carry
                 self._read(op, 0, carry, tied=False, trips=op.trips)
             return
-        if all(self.source[v] for v in op.results) and op.results:
+        if op.results and all([self.source[v] for v in op.results]):
             for position, value in enumerate(op.operands):
                 if not self.source[value]:
                     whole = np.full((1, len(self.axes)), -1, np.int8)
@@ -222,11 +222,13 @@ class _Builder:
             self.finished[value] = self._copied(value, op.trips, tied=True)
 
     def _copy(self, value: int) -> None:
-        if len(self.graph.uses()[value]) + self.returned[value] < 2:
+        returned = self.returned.get(value, 0)
+        if len(self.uses[value]) + returned < 2:
             return
         producer = self.producers[value]
         readers = {o for o, _ in self.sharing.readers(value) if self.sharing.shares(value, o)}
-        returned = 0 if producer < 0 or self.sharing.follows(value) else self.returned[value]
+        if producer < 0 or self.sharing.follows(value):
+            returned = 0
         if len(readers) + returned > 1 and self.graph.values[value].shape:
             self.copies[value] = self._copied(value, self.sharing.trips(value))
         if len(self.sharing.along(value)) > 1:
@@ -242,7 +244,7 @@ class _Builder:
             node=self._node(np.zeros(2 * len(layouts)), f"stack of {self.labels[made.node]}"),
             places=self._shared(np.concatenate([layouts, layouts])),
         )
-        self._edge(made, port, value, How(trips=self.sharing.trips(value), held=True))
+        self._edge(made, port, value, trips=self.sharing.trips(value), held=True)
         self.held[value] = port
 
     def _copy_inside(self, carry: int) -> None:
@@ -255,7 +257,7 @@ class _Builder:
         made, places = self.finished.get(value, self.values[value]), self._all(self.graph.values[value].shape)
         node = self._node(np.zeros(len(places)), f"{'sum' if tied else 'copy'} of {self.labels[made.node]}")
         port = Port(node=node, places=places)
-        self._edge(made, port, value, How(tied=tied, trips=trips))
+        self._edge(made, port, value, tied=tied, trips=trips)
         return port
 
     def _read(self, op: Op, position: int, port: Port, *, tied: bool, trips: float) -> None:
@@ -263,7 +265,7 @@ class _Builder:
         if self.source[value] or value not in self.values:
             return
         copy, inside = self.copies.get(value), self.copies_inside.get(value)
-        region = self.sharing.region(value, op.index)
+        region = self.sharing.region(value, op.index) if self.copies_behind else ()
         behind = self.copies_behind.get((value, region))
         if value in self.held and op.index in self.sharing.along(value):
             made, can_tie = self.held[value], self.sharing.follows(value)
@@ -280,15 +282,16 @@ class _Builder:
         cut = made is copy and self.sharing.several(value)
         sliced = op.primitive == "scan_slice"
         uncut = op.index in self.totals
-        self._edge(made, port, value, How(tied=tied and can_tie, trips=trips, sliced=sliced, cut=cut, uncut=uncut))
+        self._edge(made, port, value, tied=tied and can_tie, trips=trips, sliced=sliced, cut=cut, uncut=uncut)
 
-    def _edge(self, tail: Port, head: Port, value: int, how: How) -> None:
+    def _edge(self, tail: Port, head: Port, value: int, **how: Any) -> None:
+        """`how`: fields of `How`."""
         if tail.node == head.node:
             return
         tensor = self.graph.values[value]
         # parts of a total are added up before they are summed: what is left is one scalar, with a start of its own
-        how = how._replace(start_share=self.start_shares[value] if tensor.shape else 1.0)
-        costs, allowed, moved = self.passing.edge(tail.places, head.places, tensor, how)
+        share = self.start_shares[value] if tensor.shape else 1.0
+        costs, allowed, moved = self.passing.edge(tail.places, head.places, tensor, How(start_share=share, **how))
         self.edges.append(Edge(tail=tail.node, head=head.node, costs_s=costs, allowed=allowed))
         self.passages.append(moved)
 
@@ -312,7 +315,7 @@ class _Builder:
             ports[position] = port
             if made is not None:
                 settled = position in inputs_of and self.producers[value] >= 0
-                self._edge(made, port, value, How(settled=settled))
+                self._edge(made, port, value, settled=settled)
                 if settled and made.node != port.node:
                     seconds = self.passing.settling(made.places, port.places, self.graph.values[value])
                     op = self.producers[value]
@@ -342,7 +345,7 @@ class _Builder:
             if value in settled:
                 # a donated argument's next value is written into its buffer, already counted to the end
                 stop = written_over(intervals, settled[value], start)
-            elif self.returned[value]:
+            elif value in self.returned:
                 start = 0  # the caller's buffer, allocated before the step begins
             producer = self.graph.ops[self.producers[value]]
             if producer.primitive == "carry_init" and self.producers[value] >= 0:

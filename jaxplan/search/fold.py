@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -118,21 +119,33 @@ def _fold(
 ) -> float:
     """Solve the tied problem of a quotient and bound the original; the cost of the tied optimum, inf without one."""
     left_s = None if math.isinf(deadline) else max(deadline - time.monotonic(), 0.0)
-    found, limited = ilp.solve_with_room(
-        tied.problem, time_limit_s=left_s, relative_gap=relative_gap / 2, seed=seed, matrices=quotient.matrices
-    )
+    with ThreadPoolExecutor(max_workers=1) as threads:
+        # it loads compiled code, while the solver's process is waited for
+        dual = threads.submit(_ready, quotient)
+        found, limited = ilp.solve_with_room(
+            tied.problem, time_limit_s=left_s, relative_gap=relative_gap / 2, seed=seed, matrices=quotient.matrices
+        )
     if not found.found:
         return math.inf
     alike = tied.lift(found.assignment)
     best.offer(alike, found.objective_s)
     good = max(relative_gap, GOOD_GAP)
-    ascend(LiftedAscent(quotient), best, good, deadline)
+    ascend(dual.result(), best, good, deadline)
     # memory that has no say is worth nothing
     if limited and not best.closed(good) and time.monotonic() < deadline:
         prices_s = _prices(tied, found, deadline)
         if prices_s:
             ascend(LiftedAscent(quotient, prices_s), best, good, deadline)
     return best.evaluator(alike).objective_s
+
+
+def _ready(quotient: Quotient) -> LiftedAscent:
+    """The ascent of a quotient, its compiled code loaded: that is at its first call."""
+    dual = LiftedAscent(quotient)
+    first = dual.copy()
+    first.sweep(0.0)
+    first.bound_s()
+    return dual
 
 
 def _prices(tied: Tied, found: SearchResult, deadline: float) -> Mapping[int, float]:

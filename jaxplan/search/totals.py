@@ -16,16 +16,17 @@ from ..sharding import Rule
 
 def totals(graph: Graph, rules: Sequence[Rule]) -> frozenset[int]:
     """The sums of all of a tensor, and the elementwise operations that only they read."""
-    found, uses = set[int](), graph.uses()
+    found, uses, outputs = set[int](), graph.uses(), set(graph.outputs)
     for op in reversed(graph.ops):
         if len(op.results) != 1:
             continue
         value = op.results[0]
-        readers = {reader for reader, _ in uses[value]}
+        readers = uses[value]
         if not graph.values[value].shape:
             total = op.primitive == "reduce_sum"
         else:
-            total = rules[op.index].follows and bool(readers) and readers <= found and value not in graph.outputs
+            total = bool(readers) and readers[0][0] in found and rules[op.index].follows and value not in outputs
+            total = total and all(reader in found for reader, _ in readers)
         if total:
             found.add(op.index)
     return frozenset(found)

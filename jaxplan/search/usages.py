@@ -26,7 +26,7 @@ class Usages:
     ) -> None:
         self.graph, self.model, self.crossing, self._shared = graph, model, crossing, shared
         self.usages: list[Usage] = []
-        self._sizes: dict[tuple[Any, ...], np.ndarray] = {}
+        self._sizes: dict[tuple[Any, ...], np.ndarray | None] = {}
 
     def add(
         self, port: Port, value: int, start: int, stop: int,
@@ -49,7 +49,7 @@ class Usages:
                 size = size * (port.places == UNREDUCED).any(axis=1)
             if held:
                 size[: len(size) // 2] = 0
-            self._sizes[key] = self._shared(size)
+            self._sizes[key] = self._shared(size) if size.any() else None
         self._append(port.node, start, stop, self._sizes[key])
 
     def add_fills(self, values: Mapping[int, Port]) -> dict[int, int]:
@@ -72,9 +72,9 @@ class Usages:
             size = place_bytes(self.graph, op, port.places, self.model.axes, self.model.profile)
             if size is None and op.primitive == "dot_general":
                 size = self.model.part_bytes(op, options[port.node], self.graph, self.crossing)
-            if size is not None:
+            if size is not None and size.any():
                 self._append(port.node, op.index, op.index + 1, np.ceil(size).astype(np.int64))
 
-    def _append(self, node: int, start: int, stop: int, size: np.ndarray) -> None:
-        if size.any():
+    def _append(self, node: int, start: int, stop: int, size: np.ndarray | None) -> None:
+        if size is not None:
             self.usages.append(Usage(node=node, start=start, stop=stop, bytes=size))
