@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ..disjoint import Disjoint
 from ..ir import Graph, Value
 from ..sharding import Rule
+from .buffers import written_buffers
 
 EVERY = 0.999
 """A dimension that runs through so much of the products' arithmetic runs through all of them."""
@@ -25,7 +26,8 @@ def input_kinds(graph: Graph, rules: Sequence[Rule]) -> tuple[str, ...]:
     optimizer state, also where the next state is that of the next iteration of a loop of updates.
 
     What has a batch of its own and comes back (a cache, environments that a policy acts in) is state, no parameter: its
-    batch is the first dimension of every product that it goes through beside something without it.
+    batch is the first dimension of every product that it goes through beside something without it.  So is what comes
+    back with pieces of it replaced (a replay buffer, a pool of a cache's pages).
 
     A step that only reads its parameters (it predicts, it generates) has one such dimension in every product's result:
     inputs of numbers that meet products and don't have it are parameters.  A gradient is a product that sums this
@@ -53,12 +55,13 @@ def input_kinds(graph: Graph, rules: Sequence[Rule]) -> tuple[str, ...]:
     if dims and fed:
         read = (v for i, v in enumerate(graph.inputs) if i not in comes_back and v not in fed)
         fed |= dims.beside([v for v in read if "int" in graph.values[v].dtype and not _is_number(graph.values[v])])
+    buffers = written_buffers(graph)
     kinds = []
     for position, value in enumerate(graph.inputs):
         tensor = graph.values[value]
         if position not in comes_back:
             kinds.append("parameter" if weights[position] and fed and value not in fed else "batch")
-        elif "float" not in tensor.dtype or (reaches[value] and value in own):
+        elif "float" not in tensor.dtype or (reaches[value] and (value in own or value in buffers)):
             kinds.append("state")
         else:
             kinds.append("parameter" if reaches[value] else "optimizer")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..ir import Traced
+from ..ir import Graph, Traced
 from ..sharding import NONE, MeshAxes
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ HALF = 0.5
 def repeated(traced: Traced, kinds: Sequence[str], axes: MeshAxes, best: Candidate) -> tuple[str, ...]:
     """A warning for every mesh axis that cuts less than half of the computation, its size no divisor of the batch.
 
-    The batch is the first dimension of the largest leaf that is one (see `input_kinds`), where no dimension of that
-    leaf is cut over the axis.
+    The batch is the first dimension of the largest leaf that is one (see `input_kinds`), or the first that no loop goes
+    along, where no dimension of that leaf is cut over the axis.
     """
     graph = traced.graph
     keys = {op.operands[0] for op in graph.ops if op.primitive == "random_wrap"}
@@ -33,7 +33,10 @@ def repeated(traced: Traced, kinds: Sequence[str], axes: MeshAxes, best: Candida
         return ()
     sizes = [graph.values[v].bytes for v in graph.inputs]
     largest = max(leaves, key=lambda i: sizes[i])
-    rows = traced.inputs[largest].shape[0]
+    dim = _looped(graph, graph.inputs[largest])
+    if dim == len(traced.inputs[largest].shape):
+        return ()
+    rows = traced.inputs[largest].shape[dim]
     cut = {name for dim in best.inputs[largest].dims for name in dim}
     decision = best.found.decision
     whole_s = sum(decision.compute_s.values())
@@ -45,8 +48,16 @@ def repeated(traced: Traced, kinds: Sequence[str], axes: MeshAxes, best: Candida
         if alike_s > HALF * whole_s:
             fewer = f" or cut it to {rows - rows % size}" if rows > size else ""
             told.append(
-                f"all {size} devices of `{name}` do {alike_s / whole_s:.0%} of the computation alike: dimension 0 of "
-                f"{traced.inputs[largest].path}, {rows}, is not divisible by {size}. Pad the batch to "
+                f"all {size} devices of `{name}` do {alike_s / whole_s:.0%} of the computation alike: dimension {dim} "
+                f"of {traced.inputs[largest].path}, {rows}, is not divisible by {size}. Pad the batch to "
                 f"{rows + size - rows % size}{fewer}"
             )
     return tuple(told)
+
+
+def _looped(graph: Graph, value: int) -> int:
+    """How many leading dimensions of a value are gone through by loops alone, such as those over microbatches."""
+    readers = [op for op in graph.ops if value in op.operands]
+    if not readers or any(op.primitive != "scan_slice" for op in readers):
+        return 0
+    return 1 + min(_looped(graph, op.results[0]) for op in readers)

@@ -284,6 +284,17 @@ def test_a_batch_that_no_axis_divides_is_warned_of(mesh_8: Mesh) -> None:
     assert not jaxplan.plan(step, mesh_8, *shapes(rows=8192), hardware="tpu-v5e").warnings
 
 
+def test_the_microbatches_of_a_loop_are_no_batch_to_pad(mesh_8: Mesh) -> None:
+    def accumulated(state: Any, batches: Any) -> Any:
+        return jax.lax.scan(lambda state, x: step(state, x), state, batches)
+
+    state, x = shapes(rows=8190)
+    batches = jax.ShapeDtypeStruct((3, *x.shape), x.dtype)
+    plan = jaxplan.plan(accumulated, mesh_8, state, batches, hardware="tpu-v5e")
+    (told,) = [warning for warning in plan.warnings if "alike" in warning]
+    assert "dimension 1 of batches, 8190, is not divisible by 8" in told
+
+
 def test_the_two_numbers_of_a_key_are_no_batch_to_pad() -> None:
     def step(params: Any, key: Any) -> Any:
         def loss(params: Any) -> Any:

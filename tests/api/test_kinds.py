@@ -59,6 +59,25 @@ def test_environments_that_a_policy_acts_in_are_state() -> None:
     assert {kind for path, kind in found.items() if "/mu/" in path or "/nu/" in path} == {"optimizer"}
 
 
+def test_what_is_replaced_in_pieces_is_state_and_not_trained() -> None:
+    """A replay buffer, a history of the largest values seen, both in products on the way to the loss."""
+
+    def step(state: Any, seen: Any, at: Any, key: Any) -> Any:
+        rows = lax.dynamic_update_slice(state["rows"], seen, (at, 0))
+        x = rows[jax.random.randint(key, (ROWS,), 0, len(rows))]
+        scaled = x / state["largest"].max(1).mean()
+        loss, gradients = jax.value_and_grad(lambda w: jnp.mean((network(w, scaled) - x) ** 2))(state["weights"])
+        largest = lax.scan(lambda _, row: (None, jnp.roll(row, 1).at[0].set(loss)), None, state["largest"])[1]
+        weights = jax.tree.map(lambda w, g: w.at[0].set(0.0) - g, state["weights"], gradients)
+        return {"weights": weights, "rows": rows, "largest": largest}, loss
+
+    state = {"weights": WEIGHTS, "rows": S((8 * ROWS, DIM), "float32"), "largest": S((2, 16), "float32")}
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    found = kinds(step, state, S((4, DIM), "float32"), S((), "int32"), key)
+    assert found["state/rows"] == found["state/largest"] == "state"
+    assert {kind for path, kind in found.items() if "weights" in path} == {"parameter"}
+
+
 def test_weights_of_networks_side_by_side_are_no_batch() -> None:
     many = jax.tree.map(lambda s: S((4, *s.shape), s.dtype), WEIGHTS)
 
