@@ -45,7 +45,9 @@ def _followed(graph: Graph, broken: set[int], written: set[int] | None = None) -
     written = set() if written is None else written
     for op in graph.ops:
         held = _held(op, source)
-        for value in () if held is None else op.results:
+        if held is None:
+            continue
+        for value in op.results:
             if value not in broken:
                 source[value] = source[held]
                 if op.primitive in _WRITES or held in written:

@@ -222,14 +222,18 @@ def _attribute_axes(visit: Visit) -> tuple[str, ...]:
 
 
 def _sliced_axes(reduced: Visit, users: Sequence[Visit]) -> tuple[str, ...]:
-    """The axes of `reduced` over which every one of its users slices it; () if one needs it whole."""
+    """The axes of `reduced` over which every one of its users slices it; () if one needs it whole.
+
+    Nor where they slice several dimensions: XLA for TPU compiles an all_reduce and slices then (see `reshard`).
+    """
     if not users or any(user.op.name != "sdy.all_slice" for user in users):
         return ()
-    sliced = {_attribute_axes(user) for user in users}
-    if len(sliced) > 1:
+    if len({_attribute_axes(user) for user in users}) > 1:
         return ()
-    (axes,) = sliced
-    return tuple(axis for axis in axes if axis in _attribute_axes(reduced))
+    summed = _attribute_axes(reduced)
+    dims = [axes_in(dim) for dim in re.findall(r"\{[^{}]*\}", str(users[0].op.attributes["slicing_axes"]))]
+    scattered = [tuple(axis for axis in dim if axis in summed) for dim in dims if any(axis in summed for axis in dim)]
+    return scattered[0] if len(scattered) == 1 else ()
 
 
 def _all_reduce(visit: Visit, scattered: tuple[str, ...], sizes: dict[str, int]) -> Iterable[Collective]:

@@ -182,6 +182,14 @@ def test_an_all_reduce_over_two_axes_sliced_over_one_is_split(mesh_4x2: Mesh) ->
     ]
 
 
+def test_a_sum_that_is_sliced_along_two_dimensions_is_an_all_reduce(mesh_4x2: Mesh) -> None:
+    """As it is priced: XLA scatters sums onto one dimension only."""
+    halves = P(None, ("data", "model")), P(("data", "model"))
+    low = lowered(dot, mesh_4x2, halves, P("data", "model"), SQUARE, SQUARE)
+    kinds = [(c.kind, c.axes) for c in partition(low.compiler_ir("stablehlo")).collectives if c.kind != "all_slice"]
+    assert kinds == [("all_reduce", ("data", "model"))]
+
+
 @pytest.mark.parametrize(("whole", "kind"), [(True, "all_reduce"), (False, "reduce_scatter")])
 def test_an_all_reduce_is_a_reduce_scatter_only_if_nobody_reads_it_whole(
     whole: bool, kind: str, mesh_4x2: Mesh
