@@ -56,9 +56,6 @@ FINER = 0.1
 #: stretch that is tried with these: first some tenths of a second, and where nothing is left to be parted some seconds.
 EFFORTS = ((500_000, 5_000_000, 1e-3), (2_000_000, 30_000_000, 1e-4))
 
-#: Seconds for the one point at the smallest peak, where the next one is within a grain.
-LAST_S = 2.0
-
 #: Bounds under this share of what the smallest peak costs are no measure of a stretch.
 LEAST_UNIT = 0.01
 
@@ -97,11 +94,6 @@ def walk_frontier(
                 break
         if on_stretch is not None:
             on_stretch(len(known.front()), limit)
-    # the end itself, which no gap wider than a grain is left of
-    smallest, now = known.front()[0].peak_bytes, time.monotonic()
-    if now < deadline and known.slack_at(smallest) > known.eps:
-        stretches.deadline = min(deadline, now + LAST_S)
-        stretches.cover(smallest, alone=True)
     return stretches
 
 
@@ -143,18 +135,15 @@ class Stretches:
         self._parts: list[_Part] = []  # what all of the problem was in at the limit before
         self._limit = -1
 
-    def cover(self, limit: int, *, alone: bool = False) -> bool:
-        """Close the gap at a limit by the stretches from its bound on; whether that was done.
-
-        `alone`: the point at the limit itself, though a grain's width of budgets is no gap.
-        """
+    def cover(self, limit: int) -> bool:
+        """Close the gap at a limit by the stretches from its bound on; whether that was done."""
         known, floors = self.known, self.known.floors
         parts = self._parts_within(limit)
         floors.append(AnyOf(limit, ()))
         while True:
             floors[-1] = AnyOf(limit, tuple(part.floor for part in parts))
             self._parts, self._limit = parts, limit
-            is_open = known.slack_at(limit) > known.eps and (alone or known.gap_at(limit) is not None)
+            is_open = known.slack_at(limit) > known.eps and known.gap_at(limit) is not None
             if not is_open or time.monotonic() > self.deadline:
                 return not is_open
             part = min(parts, key=lambda one: one.low_s(limit))

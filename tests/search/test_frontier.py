@@ -187,11 +187,11 @@ def test_what_a_walk_leaves_to_a_sweep_is_covered_by_both_bounds(
 ) -> None:
     cover = stretches.Stretches.cover
 
-    def one_stretch(walk: stretches.Stretches, limit: int, *, alone: bool = False) -> bool:
+    def one_stretch(walk: stretches.Stretches, limit: int) -> bool:
         # as where time is over, or tables are too wide, after the first
         if walk.largest:
             walk.deadline = 0.0
-        return cover(walk, limit, alone=alone)
+        return cover(walk, limit)
 
     monkeypatch.setattr(stretches.Stretches, "cover", one_stretch)
     monkeypatch.setattr(stretches, "FIRST", 0.001)
