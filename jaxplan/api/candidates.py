@@ -380,7 +380,7 @@ class Pipeline:
             reads=decision.reads, waited=self.waited, platform=self.target.platform,
             while_trips=self.options.while_trips, beside=beside,
         )  # fmt: skip
-        sent_s = collective_prices(graph, self.rules, self.model, checked.collectives)
+        sent = collective_prices(graph, self.rules, self.model, checked.collectives)
         return Candidate(
             name=name,
             found=found,
@@ -388,8 +388,8 @@ class Pipeline:
             outputs=outputs,
             checked=checked,
             compute_s=sum(decision.compute_s.values()),
-            comm_s=sum(sent_s),
-            sent_s=sent_s,
+            comm_s=sum(one.seconds_s for one in sent),
+            sent=sent,
         )
 
     def _lowering_mesh(self) -> Any:

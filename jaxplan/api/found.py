@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..cost import MemoryProfile
-from ..lowering import Checked
+from ..lowering import Checked, Sending
 from ..search import Decision, SearchResult, Space
 from ..sharding import Layout
 
@@ -25,8 +25,7 @@ class Candidate:
     """A found plan as the partitioner realises it.
 
     Attributes:
-      compute_s, comm_s: of a step, with the collectives that the partitioner really inserts; sent_s: of each of them,
-        all its runs.
+      compute_s, comm_s: of a step, with the collectives that the partitioner really inserts; sent: each of them.
     """
 
     name: str
@@ -36,7 +35,7 @@ class Candidate:
     checked: Checked
     compute_s: float
     comm_s: float
-    sent_s: tuple[float, ...]
+    sent: tuple[Sending, ...]
 
     def step_s(self, overlap: float) -> float:
         """Seconds of a step when `overlap` of the communication is hidden."""

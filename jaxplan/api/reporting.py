@@ -56,7 +56,7 @@ def finished_plan(
         templates=dict(sorted(templates.items())),
         unruled_s={primitive: seconds for primitive, (_, seconds) in sorted(unruled.items())},
         tasks=planned_tasks(
-            traced.graph, best.found.decision.compute_s, best.checked.collectives, best.sent_s, pipeline.model,
+            traced.graph, best.found.decision.compute_s, best.checked.collectives, best.sent, pipeline.model,
             best.found.memory.heap,
         ),
         search=best.name,
@@ -113,7 +113,7 @@ def _outputs(traced: Traced, target: Target, best: Candidate) -> tuple[TensorPla
 
 def _collectives(traced: Traced, model: CostModel, best: Candidate) -> tuple[PlannedCollective, ...]:
     rows = []
-    for (item, op_index), seconds_s in zip(best.checked.collectives, best.sent_s, strict=True):
+    for (item, op_index), one in zip(best.checked.collectives, best.sent, strict=True):
         if item.kind == "all_slice":
             continue  # every device keeps a part of what it has: nothing is sent
         op = traced.graph.ops[op_index] if 0 <= op_index < len(traced.graph.ops) else None
@@ -127,7 +127,7 @@ def _collectives(traced: Traced, model: CostModel, best: Candidate) -> tuple[Pla
                     collective_wire_bytes(kind, item.bytes, [model.link(a).size for a in item.axes])
                 ),
                 trips=item.trips,
-                seconds_s=seconds_s,
+                seconds_s=one.seconds_s,
                 where=op.source if op else item.scope,
                 primitive=op.primitive if op else "",
             )

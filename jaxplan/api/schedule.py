@@ -21,6 +21,7 @@ import numpy as np
 
 from ..cost import CostModel
 from ..ir import Graph, Loop, Op
+from ..lowering import Sending
 from ..plans import COMPUTE, PlannedTask
 from ..sharding import Collective
 from .combined import Alike, combined
@@ -37,7 +38,7 @@ def planned_tasks(
     graph: Graph,
     compute_s: Mapping[int, float],
     collectives: Sequence[tuple[Collective, int]],
-    sent_s: Sequence[float],
+    sent: Sequence[Sending],
     model: CostModel,
     alive_bytes: np.ndarray,
 ) -> tuple[PlannedTask, ...]:
@@ -45,11 +46,11 @@ def planned_tasks(
 
     Args:
       compute_s: seconds of every operation, all its runs.
-      collectives: what the partitioner inserts, each with its operation (-1: unknown, run last); sent_s: seconds of
-        each, all its runs.
+      collectives: what the partitioner inserts, each with its operation (-1: unknown, run last); sent: what each
+        takes.
       alive_bytes: `int64[n_ops]`, memory at every operation.
     """
-    return _Writer(graph, compute_s, collectives, sent_s, model, alive_bytes).write()
+    return _Writer(graph, compute_s, collectives, sent, model, alive_bytes).write()
 
 
 @dataclass
@@ -79,10 +80,10 @@ class _Sent:
 class _Writer:
     def __init__(
         self, graph: Graph, compute_s: Mapping[int, float], collectives: Sequence[tuple[Collective, int]],
-        sent_s: Sequence[float], model: CostModel, alive_bytes: np.ndarray,
+        sent: Sequence[Sending], model: CostModel, alive_bytes: np.ndarray,
     ) -> None:  # fmt: skip
         self.graph, self.compute_s, self.model, self.alive_bytes = graph, compute_s, model, alive_bytes
-        self.sent_s = {item: seconds_s for (item, _), seconds_s in zip(collectives, sent_s, strict=True)}
+        self.sending = {item: one for (item, _), one in zip(collectives, sent, strict=True)}
         self.drafts: list[_Draft] = []
         self.behind: list[int] = []
         self.item_of: dict[int, Collective] = {}
@@ -100,9 +101,9 @@ class _Writer:
             if item.kind != "all_slice":
                 self._place(item, op)
         producers = graph.producers()
-        self.sent = {op for op, sent in self.at.items() if sent.finish}
-        for op, sent in self.at.items():
-            for item in sent.fetch:
+        self.sent = {op for op, around in self.at.items() if around.finish}
+        for op, around in self.at.items():
+            for item in around.fetch:
                 self.sent |= {producers[v] for v in _moved(graph, graph.ops[op], item)}
 
     def _place(self, item: Collective, op: int) -> None:
@@ -171,7 +172,7 @@ class _Writer:
         for item in self.at[op.index].fetch if op.index in self.at else ():
             moved = _moved(self.graph, op, item)
             made = self._made(moved)
-            task = self._send(item, op.source, made or self._ahead(self._seconds(item)))
+            task = self._send(item, op.source, made or self._ahead(self.sending[item].seconds_s))
             for value in moved:
                 # what reads it later reads what was brought, unless it is brought there as well
                 fetched[value] = self.made_by[value] = frozenset({task})
@@ -268,12 +269,12 @@ class _Writer:
     def _send(self, item: Collective, where: str, waits: frozenset[int]) -> int:
         """Send, and pack before or unpack behind it; the task that readers wait for."""
         kind, streams = self.model.compiled_kind(item.kind, item.axes), self.model.streams_of(item.axes)
-        packing_s = self._packing(item)
+        packing_s = self.sending[item].packing_s
         sums = item.kind in _SUMS
         if packing_s and sums:
             waits = frozenset({self._pack(item, where, waits, packing_s)})
         task = _Draft(f"{item.kind} {'+'.join(item.axes)}", item.kind, streams, item.trips, waits, where)
-        task.seconds_s = self._seconds(item) - packing_s
+        task.seconds_s = self.sending[item].sent_s
         most = self.model.combined_bytes(kind)
         if most:
             # one element type a sum, and what is gathered or summed counts by its result
@@ -289,12 +290,6 @@ class _Writer:
         draft = _Draft(f"order for {item.kind}", COMPUTE, (COMPUTE,), item.trips, waits, where, packing_s)
         self.open = -1
         return self._add(draft)
-
-    def _packing(self, item: Collective) -> float:
-        return self.model.packing_seconds(item.kind, item.axes) * item.trips if item.shape else 0.0
-
-    def _seconds(self, item: Collective) -> float:
-        return self.sent_s[item]
 
     def _bring_all(self, values: Iterable[int]) -> None:
         for value in list(values):

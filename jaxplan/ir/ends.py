@@ -1,7 +1,8 @@
-"""The loose ends of a program: values that no product leads to, or that lead to no product.
+"""Values that nothing orders: no collective of one waits for one of another, and compilers start them together.
 
-Weights on their way to the products that read them, and gradients on their way out: within the body of a loop, or the
-step around all loops, nothing that is done to them waits for each other, and compilers start it together.
+The loose ends of the body of a loop, or of the step around all loops: values that no product leads to, weights on their
+way to the products that read them, and values that lead to none, gradients on their way out.  And twins: sums alike of
+which neither waits for the other, as a norm's two means, or the products of a gate and of what goes through it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _Body = tuple[tuple[int, int], ...]
 
 
 def start_shares(graph: Graph, products: Sequence[bool], sums: Sequence[bool]) -> tuple[float, ...]:
-    """For every value: 1 if it is no loose end, else 1 over how many of them its body has on this side.
+    """For every value: 1 over how many start together: the loose ends that its body has on this side, twins, or itself.
 
     Args:
       products, sums: for every operation whether it is a matrix product, and whether it sums anything, as products do.
@@ -33,12 +34,35 @@ def start_shares(graph: Graph, products: Sequence[bool], sums: Sequence[bool]) -
         for op in graph.ops
         if sums[op.index] and all(late[v] for v in op.results) and not all(late[v] for v in op.operands)
     )
+    adding = [sums[op.index] and not all(late[v] for v in op.results) for op in graph.ops]
+    twins = _twins(graph, products, adding, bodies, producers)
     shares = []
     for value, maker in enumerate(producers):
         body = bodies[maker] if maker >= 0 else ()
-        count = finished[body] if late[value] else fetched[body] if early[value] else 1
+        count = finished[body] if late[value] else fetched[body] if early[value] else twins.get(maker, 1)
         shares.append(1.0 / max(count, 1))
     return tuple(shares)
+
+
+def _twins(
+    graph: Graph, products: Sequence[bool], sums: Sequence[bool], bodies: Sequence[_Body], producers: Sequence[int]
+) -> dict[int, int]:
+    """How many sums are alike, for each: of a body, of one shape, after equally many sums one after the other.
+
+    One that waits for another comes after one more.
+    """
+    depth = [0] * len(graph.values)
+    like: dict[int, tuple[object, ...]] = {}
+    for op in graph.ops:
+        before = [depth[v] for v in op.operands if producers[v] >= 0 and bodies[producers[v]] == bodies[op.index]]
+        deepest = max(before, default=0)
+        if sums[op.index]:
+            shapes = tuple(graph.values[v].shape for v in op.results)
+            like[op.index] = bodies[op.index], deepest, products[op.index], shapes
+        for value in op.results:
+            depth[value] = deepest + sums[op.index]
+    counts = Counter(like.values())
+    return {op: counts[key] for op, key in like.items()}
 
 
 def _early(graph: Graph, products: Sequence[bool], bodies: Sequence[_Body], producers: Sequence[int]) -> list[bool]:

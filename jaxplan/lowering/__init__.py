@@ -20,6 +20,7 @@ from .order import Orders as Orders
 from .order import resolve_orders as resolve_orders
 from .price import Priced as Priced
 from .price import price as price
+from .sent import Sending as Sending
 from .sent import collective_prices as collective_prices
 from .yardstick import CompiledPrice as CompiledPrice
 from .yardstick import compiled_price as compiled_price

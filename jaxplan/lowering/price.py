@@ -102,7 +102,8 @@ def price(
         seconds[op_index] = seconds.get(op_index, 0.0) + settling_s
     sent = [(c, operation_of(c.scope)) for c in found.collectives if c.kind != "all_slice"]
     collectives = tuple(
-        (c, op, paid_s) for (c, op), paid_s in zip(sent, collective_prices(graph, rules, model, sent), strict=True)
+        (c, op, paid.seconds_s)
+        for (c, op), paid in zip(sent, collective_prices(graph, rules, model, sent), strict=True)
     )
     memory = step_memory(
         graph, where.axes, model, crossing, kinds, where.values, where.reads, waited_values(traced), where.outputs

@@ -23,6 +23,13 @@ from .starts import in_range
 Pins = Mapping[Site, tuple[NamedSharding, ...]]
 """Sharding constraints by place; several at one place are applied one after another."""
 
+Pinned = dict[tuple[int, NamedSharding], tuple[Any, Any]]
+"""What the operands of one body were brought into already: (identity of a value, layout) -> that value, and as pinned.
+
+What several read in one layout is brought there once: of constraints of their own, XLA for GPU was seen to make gathers
+of their own (activations that two products and a sum read, five all_gathers for two in a layer; jax 0.10.2).
+"""
+
 Constraints = Mapping[tuple[tuple[int, ...], int], NamedSharding]
 """What the step's own sharding constraints say, by frame and equation."""
 
@@ -60,6 +67,7 @@ class Replay:
     ) -> list[Any]:
         """The results of `jaxpr` on `arguments`."""
         env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+        pinned: Pinned = {}
         for i, (var, argument) in enumerate(zip(jaxpr.invars, arguments, strict=True)):
             env[var] = self._pin(Site(frame, "enter", -1, i), argument)
 
@@ -69,7 +77,7 @@ class Replay:
         waiting = ahead_of_loops(jaxpr)
         for position, eqn in enumerate(jaxpr.eqns):
             scope = self._scope(frame, position, eqn)
-            operands = self._read(eqn, position, map(read, eqn.invars), frame, scope)
+            operands = self._read(eqn, position, map(read, eqn.invars), frame, scope, pinned)
             if position in waiting:
                 self._finish(jaxpr, waiting[position], env, operands, frame)
             with equation_context(eqn, scope):
@@ -110,13 +118,13 @@ class Replay:
 
     def run_short(self, short: Short, arguments: Sequence[Any]) -> list[Any]:
         """The results that are left of a shortened step, on the arguments that are left of it."""
-        env = dict(short.listing.constants)
+        env, pinned = dict(short.listing.constants), dict[tuple[int, ...], Pinned]()
         env.update(zip((short.listing.arguments[p] for p in short.inputs), arguments, strict=True))
         for index in short.kept:
             frame, position, eqn, operands, results = short.listing.equations[index]
             scope = self._scope(frame, position, eqn)
             given = (env[short.instead.get((index, i), value)] for i, value in enumerate(operands))
-            read = self._read(eqn, position, given, frame, scope)
+            read = self._read(eqn, position, given, frame, scope, pinned.setdefault(frame, {}))
             with equation_context(eqn, scope):
                 made = self._equation(eqn, position, read, frame, scope)
             for i, (value, result) in enumerate(zip(results, made, strict=True)):
@@ -128,7 +136,7 @@ class Replay:
         return "" if seen_through(eqn) else self._scopes.get((frame, position), "")
 
     def _read(
-        self, eqn: Any, position: int, values: Iterable[Any], frame: tuple[int, ...], scope: str
+        self, eqn: Any, position: int, values: Iterable[Any], frame: tuple[int, ...], scope: str, pinned: Pinned
     ) -> list[Any]:
         """An equation's operands: pinned, and finished where it doesn't take sums in parts."""
         loop_or_call = eqn.primitive.name in ("scan", "while") or call_of(eqn) is not None
@@ -138,16 +146,23 @@ class Replay:
             if isinstance(value, Held) and not takes_parts:
                 with equation_context(eqn, scope):
                     value = finished(value, self._mesh)
-            operands.append(self._pin(Site(frame, "operand", position, i), value, eqn))
+            operands.append(self._pin(Site(frame, "operand", position, i), value, eqn, pinned))
         return operands
 
-    def _pin(self, site: Site, value: Any, eqn: Any = None) -> Any:
+    def _pin(self, site: Site, value: Any, eqn: Any = None, pinned: Pinned | None = None) -> Any:
         if isinstance(value, Held):  # laid out where it was made
             return value
         for sharding in self._pins.get(site, ()):
+            key = id(value), sharding
+            if pinned is not None and key in pinned:
+                value = pinned[key][1]
+                continue
             # what is moved here is moved for `eqn`: compiled programs then name the user's line, not this one
             with contextlib.nullcontext() if eqn is None else equation_context(eqn, ""):
-                value = jax.lax.with_sharding_constraint(value, sharding)
+                moved = jax.lax.with_sharding_constraint(value, sharding)
+            if pinned is not None:
+                pinned[key] = value, moved
+            value = moved
         return value
 
     def _equation(

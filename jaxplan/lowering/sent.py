@@ -4,16 +4,29 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ..cost import CostModel
 from ..ir import Graph, start_shares
 from ..sharding import Collective, Rule
 
 
+class Sending(NamedTuple):
+    """Seconds of all runs of a collective, hidden or not: of sending, and of the kernels that pack and unpack."""
+
+    sent_s: float = 0.0
+    packing_s: float = 0.0
+
+    @property
+    def seconds_s(self) -> float:
+        """Of both."""
+        return self.sent_s + self.packing_s
+
+
 def collective_prices(
     graph: Graph, rules: Sequence[Rule], model: CostModel, collectives: Sequence[tuple[Collective, int]]
-) -> tuple[float, ...]:
-    """Seconds of all runs of each collective, hidden or not, and of what packs it; 0 for those that move nothing.
+) -> tuple[Sending, ...]:
+    """What each collective takes; nothing for those that move nothing.
 
     Args:
       collectives: with the operation that needs each, -1 where it is not known.
@@ -24,12 +37,15 @@ def collective_prices(
     scalars = Counter((item.kind, item.axes) for item, _ in collectives if not item.shape)
 
     def share(item: Collective, op: int) -> float:
-        around = (*graph.ops[op].operands, *graph.ops[op].results) if op >= 0 and item.shape else ()
+        if not item.shape:
+            return 1 / scalars[item.kind, item.axes]
+        around = (*graph.ops[op].operands, *graph.ops[op].results) if op >= 0 else ()
         return min((shares[v] for v in around if graph.values[v].shape == item.shape), default=1.0)
 
-    def seconds(item: Collective, op: int) -> float:
-        sent_s = model.collective_over(item.kind, item.bytes, item.axes, start_share=share(item, op))
-        whole = (sent_s + model.packing_seconds(item.kind, item.axes)) * item.trips
-        return whole if item.shape else whole / scalars[item.kind, item.axes]
+    def sending(item: Collective, op: int) -> Sending:
+        own = share(item, op)
+        sent_s = model.collective_over(item.kind, item.bytes, item.axes, start_share=own if item.shape else 1.0)
+        packing_s = model.packing_seconds(item.kind, item.axes, start_share=own)
+        return Sending(sent_s * (1.0 if item.shape else own) * item.trips, packing_s * item.trips)
 
-    return tuple(0.0 if item.kind == "all_slice" else seconds(item, op) for item, op in collectives)
+    return tuple(Sending() if item.kind == "all_slice" else sending(item, op) for item, op in collectives)

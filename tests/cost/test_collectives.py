@@ -169,14 +169,23 @@ def test_sums_over_a_whole_solid_cost_what_an_all_reduce_costs() -> None:
         assert 2 * scattered == pytest.approx(model.collective_over("all_reduce", 1e8, (axis,)))
 
 
-@pytest.mark.parametrize(("name", "kernels"), [("h100", 1), ("tpu-v5e", 0)])
-def test_the_search_pays_for_the_kernel_that_packs_a_collective_on_gpu(name: str, kernels: int) -> None:
+@pytest.mark.parametrize(("name", "packed"), [("h100", True), ("tpu-v5e", False)])
+def test_the_search_pays_for_the_kernels_that_pack_a_collective_on_gpu(name: str, packed: bool) -> None:
     profile, axes = load_profile(name), (("data", 4), ("model", 1))
     links = axis_links(profile, axes)
     model = CostModel(profile=profile, axes=axes, links=tuple(links[name] for name, _ in axes))
-    sent_s = model.collective_over("all_gather", 2.0**20, ("data",))
-    paid_s = float(model.collective("all_gather", np.array(2.0**20), (0,)))
-    assert paid_s - sent_s == pytest.approx(kernels * profile.op_overhead_s)
+
+    def packing(kind: str, start_share: float = 1.0) -> float:
+        sent_s = model.collective_over(kind, 2.0**20, ("data",), start_share=start_share)
+        axes = (0,)
+        return float(model.collective(kind, np.array(2.0**20), axes, start_share=start_share)) - sent_s
+
+    kernel_s = profile.op_overhead_s if packed else 0.0
+    assert packing("all_to_all") >= kernel_s
+    assert packing("all_gather") == pytest.approx(model.packing_seconds("all_gather", ("data",)))
+    # a sum by itself is sent as it lies; five that are put into one are taken out of it by one kernel each
+    assert packing("all_reduce") == 0
+    assert 5 * packing("all_reduce", 1 / 5) == pytest.approx((5 + 1) * kernel_s)
     # nothing is sent, nothing is packed
     assert float(model.collective("all_slice", np.array(2.0**20), (0,))) == 0
     assert float(model.collective("all_gather", np.array(2.0**20), (1,))) == 0

@@ -70,3 +70,20 @@ def test_the_gradients_of_a_loops_body_share_one_start() -> None:
     ]  # fmt: skip
     assert len(gradients) == 2  # of both weights; the gradient of what came in goes on to the next iteration
     assert sum(shares[value] for value in gradients) <= 1.0
+
+
+def test_sums_alike_of_which_none_waits_for_another_start_together() -> None:
+    def step(x: jax.Array, up: jax.Array, gate: jax.Array, down: jax.Array) -> Any:
+        x = jnp.tanh(x @ up)
+        x = (x - x.mean(axis=1, keepdims=True)) * (x * x).mean(axis=1, keepdims=True)  # both of the same x
+        x = x - jnp.max(x * jnp.sum(x, axis=1, keepdims=True), axis=1, keepdims=True)  # one of the other
+        return jnp.tanh((x @ up) * jnp.tanh(x @ gate)) @ down
+
+    graph = graph_of(step, SQUARE, SQUARE, SQUARE, SQUARE)
+    adding = [op.primitive in ("dot_general", "reduce_sum", "reduce_max") for op in graph.ops]
+    shares = start_shares(graph, products(graph), adding)
+    of = [(op.primitive, shares[op.results[0]]) for op in graph.ops if adding[op.index]]
+    assert of[1:] == [
+        ("reduce_sum", 0.5), ("reduce_sum", 0.5), ("reduce_sum", 1.0), ("reduce_max", 1.0),
+        ("dot_general", 0.5), ("dot_general", 0.5), ("dot_general", 1.0),
+    ]  # fmt: skip

@@ -140,13 +140,32 @@ def test_random_pins_at_random_places_change_no_result(
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_every_pin_is_in_the_lowered_program(program: Callable[..., Any], mesh_4x2: Mesh) -> None:
-    """One constraint for each, inside loops, branches and remat too."""
+    """One constraint for each, inside loops, branches and remat too; what several read alike is brought there once."""
     args = arguments()
     traced = trace(program, args, {})
     pins = random_pins(traced, mesh_4x2, seed=2, share=1.0)
     places = {pin.site: pin for pin in pins}
     jaxpr = jax.make_jaxpr(planned_function(traced, list(places.values()), mesh_4x2))(*args)
-    assert str(jaxpr).count("sharding_constraint[") >= len(places)
+    read = {(op.sites[i], v) for op in traced.graph.ops for i, v in enumerate(op.operands) if op.sites[i] in places}
+    shared = {(site.frame, v, places[site].layout) for site, v in read if site.kind == "operand"}
+    others = [site for site in places if site.kind != "operand"]
+    assert str(jaxpr).count("sharding_constraint[") >= len(shared) + len(others)
+
+
+def test_what_several_read_in_one_layout_is_brought_there_once(mesh_4x2: Mesh) -> None:
+    """Each constraint of its own may become a collective of its own (XLA for GPU)."""
+    x = jax.ShapeDtypeStruct((16, 8), np.float32)
+    traced = trace(lambda x: (jnp.tanh(x) @ x.T, jnp.sin(jnp.tanh(x)), jnp.cos(x)), (x,), {})
+    layout = layout_of_places(np.array([0, 1], np.int8), 2, (("data", 4), ("model", 2)))
+    pins = [
+        Constraint(site=site, layout=layout, source="", primitive="", shape=(16, 8), why="reshard")
+        for op in traced.graph.ops for site, v in zip(op.sites, op.operands, strict=True)
+        if site is not None and traced.graph.values[v].shape == (16, 8)
+    ]  # fmt: skip
+    values = {v for op in traced.graph.ops for v in op.operands if traced.graph.values[v].shape == (16, 8)}
+    assert len(pins) > len(values)
+    jaxpr = jax.make_jaxpr(planned_function(traced, pins, mesh_4x2))(x)
+    assert str(jaxpr).count("sharding_constraint[") == len(values)
 
 
 def test_what_is_rematerialised_stays_so(mesh_4x2: Mesh) -> None:
