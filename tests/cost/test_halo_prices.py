@@ -43,11 +43,12 @@ def test_three_rows_before_and_one_after(profile_name: str) -> None:
     seconds = model.halo_seconds(op, rule, options, graph)
     row = 16 * 8 * 4
     for factors, found in zip(options.factors.tolist(), seconds, strict=True):
-        cut = [links[name] for (name, _), f in zip(AXES, factors, strict=True) if f == halo.factor]
+        names = [name for (name, _), f in zip(AXES, factors, strict=True) if f == halo.factor]
+        cut = [links[name] for name in names]
         images_here = 2 if halo.rather not in factors else 1  # two images: only `model` can cut them
         expected = sum(
             float(collective_seconds("collective_permute", rows * row * images_here, cut))
-            + (profile.op_overhead_s if profile.kind == "gpu" else 0.0)
+            + model.packing_seconds("collective_permute", names)
             for rows in (3, 1)
         )
         assert found == pytest.approx(expected if cut else 0.0), factors
