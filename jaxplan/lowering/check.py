@@ -144,7 +144,8 @@ def check(
             asking = {op for _, op in unplanned if op >= 0}
             entries = [place for place in entered(graph, values, reads, asking) if place[1] not in pinned]
             if not (fresh or entries):
-                entries = [place for place in written_out(graph, values, differing, asking) if place[1] not in pinned]
+                around = written_out(graph, values, differing, asking, _upstream(graph, rules, asking))
+                entries = [place for place in around if place[1] not in pinned]
             if not (fresh or entries) or round_number == max_rounds:
                 break
             places = [*((v, graph.values[v].site) for v in fresh), *entries]

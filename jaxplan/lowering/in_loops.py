@@ -44,10 +44,11 @@ def entered(
 
 
 def written_out(
-    graph: Graph, values: Mapping[int, np.ndarray], differing: Collection[int], ops: Collection[int]
-) -> list[Place]:
+    graph: Graph, values: Mapping[int, np.ndarray], differing: Collection[int], ops: Collection[int],
+    upstream: Collection[int],
+) -> list[Place]:  # fmt: skip
     """Of the loops around any of `ops`: each carry where it goes in, is handed on and comes out, and all that differs;
-    and the slices that `ops` read, whose layouts no operation of theirs shows.
+    and the slices among what is `upstream` of `ops`, whose layouts no operation of theirs shows.
 
     A loop's condition, and what a batched one asks again in its body, reads the carry as it is handed on, not as it is
     pinned where it enters the body; and as it is handed on it is cut like anything that is computed from it, there or
@@ -70,7 +71,7 @@ def written_out(
                         out = leaving[carry].position
                         found += [(carry, leaving[carry]), (carry, Site(site.frame, "result", site.equation, out))]
     producers = graph.producers()
-    for value in sorted({v for op in ops for v in graph.ops[op].operands if v in values}):
+    for value in sorted(v for v in upstream if v in values):
         if producers[value] >= 0 and graph.ops[producers[value]].primitive == "scan_slice":
             found.append((value, graph.values[value].site))
     for value in differing:

@@ -64,6 +64,38 @@ def test_a_batched_loop_of_which_one_carry_is_cut_keeps_its_other_carries_whole(
     assert surprises(descents, shapes[0], jax.ShapeDtypeStruct((256,), jnp.int32), *shapes[1:]) == []
 
 
+def test_what_a_loop_goes_through_is_read_by_both_of_two_networks_as_decided() -> None:
+    """An actor whose batch is cut over both axes beside an ensemble of critics cut over one: the slice that both read
+    was cut as for the actor, and what the critics read, joined to its actions, gathered again in every update."""
+
+    def network(weights: Any, x: jax.Array) -> jax.Array:
+        return jnp.tanh(jnp.tanh(x @ weights["in"]) @ weights["hidden"]) @ weights["out"]
+
+    def step(actor: Any, critics: Any, seen: jax.Array) -> Any:
+        def update(state: Any, x: jax.Array) -> Any:
+            actor, critics = state
+
+            def values(actor: Any, critics: Any) -> jax.Array:
+                both = jnp.concatenate([x, jnp.tanh(network(actor, x))], -1)
+                return jax.vmap(lambda weights: network(weights, both))(critics)
+
+            def errors(critics: Any) -> jax.Array:
+                return jnp.mean((values(actor, critics) - x[:, :1]) ** 2)
+
+            critics = jax.tree.map(lambda w, g: w - g, critics, jax.grad(errors)(critics))
+            slopes = jax.grad(lambda actor: -values(actor, critics).mean())(actor)
+            return (jax.tree.map(lambda w, g: w - g, actor, slopes), critics), None
+
+        return jax.lax.scan(update, (actor, critics), seen)[0]
+
+    def weights(*ensemble: int, inputs: int, outputs: int) -> Any:
+        shapes = {"in": (inputs, 1024), "hidden": (1024, 1024), "out": (1024, outputs)}
+        return {name: jax.ShapeDtypeStruct((*ensemble, *shape), jnp.float32) for name, shape in shapes.items()}
+
+    actor, critics = weights(inputs=376, outputs=17), weights(10, inputs=393, outputs=1)
+    assert surprises(step, actor, critics, jax.ShapeDtypeStruct((8, 4096, 376), jnp.float32)) == []
+
+
 def test_its_numbers_are_those_of_one_device(mesh_4x2: Mesh) -> None:
     keys = jax.random.split(jax.random.key(0), 3)
     weights, x = jax.random.normal(keys[0], (16, 8)) / 3, jax.random.normal(keys[1], (64, 8))
