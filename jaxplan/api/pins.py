@@ -30,8 +30,9 @@ def pins_of(
     """Masks by input position and by output position, and the orders of axes that the specs say.
 
     `constraints` maps a glob on tree paths ("state/params/**/kernel", "batch/*") to a PartitionSpec, to
-    "replicated", or to a NamedSharding.  `PartitionSpec.UNCONSTRAINED` leaves a dimension to the planner; dimensions
-    that the spec doesn't mention are uncut, as in JAX.
+    "replicated", or to a NamedSharding; one that matches inner nodes alone ("state/params/head") means all leaves below
+    them.  `PartitionSpec.UNCONSTRAINED` leaves a dimension to the planner; dimensions that the spec doesn't mention are
+    uncut, as in JAX.
 
     Raises:
       ConstraintError: a pattern matches nothing, an axis is unknown, a spec is longer than the tensor, doesn't
@@ -42,28 +43,30 @@ def pins_of(
     faults: list[str] = []
     said: dict[str, tuple[str, str]] = {}
     orders: dict[Key, tuple[int, ...]] = {}
+    leaves = [
+        *((leaf, position, inputs) for position, leaf in enumerate(traced.inputs)),
+        *((leaf, position, outputs) for position, leaf in enumerate(traced.outputs)),
+    ]
     for pattern, wish in (constraints or {}).items():
-        hit = False
-        for leaves, pins in ((traced.inputs, inputs), (traced.outputs, outputs)):
-            for position, leaf in enumerate(leaves):
-                if not matches(pattern, leaf.path):
-                    continue
-                hit = True
-                fault, allowed = _mask(pattern, wish, leaf, axes)
-                if fault:
-                    faults.append(fault)
-                    continue
-                other = said.get(leaf.path)
-                if other is not None and other[1] != str(wish):
-                    faults.append(
-                        f"{leaf.path}: {pattern!r} says {wish}, {other[0]!r} says {other[1]}; keep one of them"
-                    )
-                said[leaf.path] = (pattern, str(wish))
-                pins[position] = allowed
-                is_input = pins is inputs
-                where = ("value", traced.graph.inputs[position]) if is_input else ("output", position)
-                orders |= {(*where, 0, d): order for d, order in _said_orders(wish, axes).items()}
-        if not hit:
+        hits = [at for at in leaves if matches(pattern, at[0].path)]
+        # as in jax.jit, what is said of a tree is said of its leaves
+        hits = hits or [at for at in leaves if matches(f"{pattern.rstrip('/')}/**", at[0].path)]
+        for leaf, position, pins in hits:
+            fault, allowed = _mask(pattern, wish, leaf, axes)
+            if fault:
+                faults.append(fault)
+                continue
+            other = said.get(leaf.path)
+            if other is not None and other[1] != str(wish):
+                faults.append(
+                    f"{leaf.path}: {pattern!r} says {wish}, {other[0]!r} says {other[1]}; keep one of them"
+                )
+            said[leaf.path] = (pattern, str(wish))
+            pins[position] = allowed
+            is_input = pins is inputs
+            where = ("value", traced.graph.inputs[position]) if is_input else ("output", position)
+            orders |= {(*where, 0, d): order for d, order in _said_orders(wish, axes).items()}
+        if not hits:
             paths = [leaf.path for leaf in (*traced.inputs, *traced.outputs)]
             near = difflib.get_close_matches(pattern.replace("*", ""), paths, n=3, cutoff=0.3) or paths[:3]
             faults.append(f"{pattern!r} matches no argument or result; did you mean {', '.join(near)}?")

@@ -51,12 +51,13 @@ def matching(plan: Plan, path: str) -> list[TensorPlan]:
     exact = [tensor for tensor in (*tensors, *plan.outputs) if tensor.path == path]
     if exact:
         return exact[:1]
-    found = [tensor for tensor in tensors if fnmatch.fnmatchcase(tensor.path, path)]
-    if found:
-        return found
-    found = [tensor for tensor in tensors if fnmatch.fnmatchcase(tensor.path, f"*/{path}")]
-    if found:
-        return [tensor for tensor in found if tensor.kind == "parameter"] or found
+    under = f"{path.rstrip('/')}/*"
+    for pattern in (path, f"*/{path}", under, f"*/{under}"):
+        found = [tensor for tensor in tensors if fnmatch.fnmatchcase(tensor.path, pattern)]
+        if found and pattern == path:
+            return found
+        if found:
+            return [tensor for tensor in found if tensor.kind == "parameter"] or found
     names = [tensor.path for tensor in tensors]
     near = difflib.get_close_matches(path, names, n=3, cutoff=0.4)
     last = path.rsplit("/", 1)[-1]
@@ -65,8 +66,8 @@ def matching(plan: Plan, path: str) -> list[TensorPlan]:
         f"Near it: {', '.join(near)}" if near else f"Its first one is {names[0]}" if names else "It has none"
     )
     raise ArgumentError(
-        f"no tensor of the plan of `{plan.name}` has the path {path!r}, ends in it or matches it as a glob. "
-        f"{hint}; print(plan) lists them"
+        f"no tensor of the plan of `{plan.name}` has the path {path!r}, ends in it, lies under it or matches it as a "
+        f"glob. {hint}; print(plan) lists them"
     )
 
 

@@ -3,8 +3,10 @@ from them."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
+from ..sharding import Layout
 from .binding import argument_roots
 from .columns import percent
 from .explain import local_shape
@@ -129,7 +131,11 @@ def _specs(name: str, what: str, plan: Plan, tensors: Sequence[TensorPlan]) -> s
 
 
 def _spec(tensor: TensorPlan) -> str:
-    return f"P({', '.join(map(repr, tensor.layout.spec()))})"
+    return f"P({_parts(tensor.layout)})"
+
+
+def _parts(layout: Layout) -> str:
+    return ", ".join(map(repr, layout.spec()))
 
 
 def _shape(shape: Sequence[int]) -> str:
@@ -157,11 +163,18 @@ def {name}({parameters}):
 def _constraints(constraints: Sequence[Constraint]) -> str:
     if not constraints:
         return ""
+    # layers and leaves that are alike say the same, hundreds of times in an unrolled program
+    alike = Counter(
+        (
+            one.why == "propagation",
+            f"{one.source}, {one.primitive} {_shape(one.shape)}: P({_parts(one.layout)}), for {one.why}",
+        )
+        for one in constraints
+    )
     lines = [
-        "# Inside the step the plan also pins these values; write them where they are made, as",
+        "# Inside the step the plan also pins these values, as often as is said; write them where they are made, as",
         "# jax.lax.with_sharding_constraint(value, NamedSharding(mesh, spec)):",
     ]
-    for one in constraints:
-        spec = f"P({', '.join(map(repr, one.layout.spec()))})"
-        lines.append(f"#   {one.source}, {one.primitive} {_shape(one.shape)}: {spec}, for {one.why}")
+    for key in sorted(alike, key=lambda key: key[0]):  # what communication is made of first
+        lines.append(f"#   {key[1]}" + (f" ({alike[key]} times)" if alike[key] > 1 else ""))
     return "\n".join(["", "", *lines, ""]).replace("\r", " ")

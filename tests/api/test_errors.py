@@ -134,6 +134,12 @@ def test_a_constraint_that_cannot_be_met(
         jaxplan.plan(step, mesh_4x2, state, x, constraints=constraints)
 
 
+def test_a_constraint_on_a_tree_is_one_on_its_leaves(mesh_4x2: Mesh) -> None:
+    state, x = shapes()
+    plan = jaxplan.plan(step, mesh_4x2, state, x, constraints={"state": P("model")})
+    assert {str(spec) for path, spec in plan.specs.items() if path.startswith("state/")} == {str(P("model"))}
+
+
 def test_all_bad_constraints_are_named_at_once(mesh_4x2: Mesh) -> None:
     state, x = shapes()
     with refused(jaxplan.ConstraintError, "state/kernel: ", "'rows'", "'nowhere' matches no"):

@@ -108,3 +108,9 @@ def test_an_unknown_path_is_helped(path: str, near: str) -> None:
     with pytest.raises(ArgumentError, match="`train_step` has the path") as caught:
         make_plan().explain(path)
     assert near in str(caught.value)
+
+
+def test_the_path_of_a_tree_explains_its_leaves() -> None:
+    """With its parameters alone, where there are: optimizer state has the same paths."""
+    assert "state/params/layer_0/mlp/up/kernel (parameter)" in make_plan().explain("layer_0/mlp/up")
+    assert "batch/inputs (batch)" in make_plan().explain("batch/")

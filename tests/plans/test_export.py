@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -59,6 +60,16 @@ def test_keyword_arguments_are_keywords(mesh_4x2: Mesh) -> None:
 def test_pinned_values_are_listed_with_their_lines() -> None:
     (line,) = [line for line in make_plan().to_python().splitlines() if "step.py:7 (loss)" in line]
     assert line.startswith("#") and "P('data')" in line and "dot_general (32, 256)" in line
+
+
+def test_pinned_values_that_are_alike_are_one_line() -> None:
+    plan = make_plan()
+    (pinned,) = plan.constraints
+    free = replace(pinned, why="propagation")
+    text = make_plan(constraints=(free, pinned, free, free)).to_python()
+    lines = [line for line in text.splitlines() if "step.py:7 (loss)" in line]
+    assert len(lines) == 2 and lines[0].endswith(f"for {pinned.why}")
+    assert lines[1].endswith("for propagation (3 times)")
 
 
 def test_names_can_not_break_out_of_their_quotes(mesh_4x2: Mesh) -> None:
