@@ -28,9 +28,11 @@ from .hardware import CompileTarget as CompileTarget
 from .hardware import target as target
 from .inspection import Audit as Audit
 from .inspection import Comparison as Comparison
+from .inspection import Export as Export
 from .inspection import Verification as Verification
 from .inspection import audit as audit
 from .inspection import compare as compare
+from .inspection import export as export
 from .inspection import verify as verify
 from .plans import Plan as Plan
 from .plans import load_plan as load_plan

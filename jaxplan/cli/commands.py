@@ -68,6 +68,9 @@ def command_parser() -> argparse.ArgumentParser:
     plan.add_argument("--json", type=output, metavar="FILE", help="save the plan")
     plan.add_argument("--html", type=output, metavar="FILE", help="write the plan as a page")
     plan.add_argument("--python", type=output, metavar="FILE", help="write the plan as Python")
+    plan.add_argument(
+        "--fewest", action="store_true", help="into --python: of what is pinned inside the step what matters alone"
+    )
     plan.set_defaults(command=_plan)
 
     verify = commands.add_parser("verify", help="compile a step and lay what was compiled beside its plan")
@@ -162,6 +165,8 @@ def _plan(arguments: argparse.Namespace) -> None:
 
     from .step_source import load_step
 
+    if arguments.fewest and not arguments.python:
+        raise ArgumentError("--fewest says what is written into --python FILE: name that file too")
     leave_accelerators_alone()
     with progress(f"planning {arguments.step}"):
         source = load_step(arguments.step, arguments.args)
@@ -183,7 +188,18 @@ def _plan(arguments: argparse.Namespace) -> None:
         plan.to_html(arguments.html)
         _say(f"wrote {arguments.html}")
     if arguments.python:
-        arguments.python.write_text(plan.to_python(), encoding="utf-8")
+        exported: Any = plan
+        if arguments.fewest:
+            with progress(f"leaving out what {arguments.step} does as well without"):
+                exported = jaxplan.export(
+                    plan,
+                    source.step,
+                    *source.shapes,
+                    donate_argnums=source.donate_argnums if arguments.donate is None else arguments.donate,
+                    options=options_of(arguments),
+                )
+            print(f"\n{exported}")
+        arguments.python.write_text(exported.to_python(), encoding="utf-8")
         _say(f"wrote {arguments.python}")
 
 

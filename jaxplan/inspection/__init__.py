@@ -7,6 +7,8 @@ from .audit import Change as Change
 from .audit import Side as Side
 from .audit import audit as audit
 from .compare import Tolerances as Tolerances
+from .export import Export as Export
+from .export import export as export
 from .findings import Finding as Finding
 from .findings import Quantity as Quantity
 from .findings import Verification as Verification

@@ -131,7 +131,7 @@ def audit(
     target = target_of(mesh, hardware)
     step = step_of_shapes(train_step, shapes, donate_argnums, chosen)
     traced = step.traced(target)
-    auditor = _Auditor(traced, target, chosen)
+    auditor = Auditor(traced, target, chosen)
     budget_bytes = budget_of(target, memory_budget)
     plan = make_plan(traced, target, budget_bytes, None, chosen)
     ours = auditor.of_plan(plan)
@@ -159,7 +159,7 @@ def audit(
     )  # fmt: skip
 
 
-class _Auditor:
+class Auditor:
     """Prices one step under several shardings."""
 
     def __init__(self, traced: Traced, target: Target, options: Options) -> None:

@@ -163,6 +163,18 @@ def test_the_plan_goes_to_stdout_and_files_and_what_was_written_to_stderr(
     assert [Path(name).read_text() for name in ("p.json", "p.html", "p.py")] == ["json", "html", "python"]
 
 
+def test_fewest_writes_the_constraints_that_matter(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+    command = ["plan", "models.mlp:tiny", "--mesh", "data=4,model=2", "--hardware", "cpu-host", "--fewest"]
+    assert main(command) == 2
+    assert "--fewest" in (said := capsys.readouterr()).err and "--python FILE" in said.err
+    assert main([*command, "--python", str(tmp_path / "p.py")]) == 0
+    assert "Export of the plan of `train_step`" in capsys.readouterr().out
+    assert "def in_shardings" in (tmp_path / "p.py").read_text()
+
+
 @pytest.mark.parametrize(("ok", "code"), [(True, 0), (False, 3)])
 def test_verify_compiles_for_devices_and_exits_with_its_verdict(
     recorder: Recorder,
