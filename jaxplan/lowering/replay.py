@@ -24,7 +24,7 @@ Pins = Mapping[Site, tuple[NamedSharding, ...]]
 """Sharding constraints by place; several at one place are applied one after another."""
 
 Pinned = dict[tuple[int, NamedSharding], tuple[Any, Any]]
-"""What the operands of one body were brought into already: (identity of a value, layout) -> that value, and as pinned.
+"""What values of one body were brought into already: (identity of a value, layout) -> that value, and as pinned.
 
 What several read in one layout is brought there once: of constraints of their own, XLA for GPU was seen to make gathers
 of their own (activations that two products and a sum read, five all_gathers for two in a layer; jax 0.10.2).
@@ -63,13 +63,14 @@ class Replay:
         self._layouts = layouts
 
     def run(
-        self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any], frame: tuple[int, ...] = ()
-    ) -> list[Any]:
-        """The results of `jaxpr` on `arguments`."""
+        self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any], frame: tuple[int, ...] = (),
+        pinned: Pinned | None = None,
+    ) -> list[Any]:  # fmt: skip
+        """The results of `jaxpr` on `arguments`; `pinned`: of the body around it, where it is part of that."""
         env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
-        pinned: Pinned = {}
+        pinned = {} if pinned is None else pinned
         for i, (var, argument) in enumerate(zip(jaxpr.invars, arguments, strict=True)):
-            env[var] = self._pin(Site(frame, "enter", -1, i), argument)
+            env[var] = self._pin(Site(frame, "enter", -1, i), argument, None, pinned)
 
         def read(atom: Any) -> Any:
             return atom.val if isinstance(atom, Literal) else env[atom]
@@ -81,10 +82,11 @@ class Replay:
             if position in waiting:
                 self._finish(jaxpr, waiting[position], env, operands, frame)
             with equation_context(eqn, scope):
-                results = self._equation(eqn, position, operands, frame, scope)
+                results = self._equation(eqn, position, operands, frame, scope, pinned)
             for i, (var, result) in enumerate(zip(eqn.outvars, results, strict=True)):
                 env[var] = self._pin(Site(frame, "result", position, i), result, eqn)
-        return [self._pin(Site(frame, "leave", -1, i), read(atom)) for i, atom in enumerate(jaxpr.outvars)]
+        leaving = map(read, jaxpr.outvars)
+        return [self._pin(Site(frame, "leave", -1, i), value, None, pinned) for i, value in enumerate(leaving)]
 
     def _finish(
         self, jaxpr: Any, ahead: Ahead, env: dict[Any, Any], operands: list[Any], frame: tuple[int, ...]
@@ -118,15 +120,15 @@ class Replay:
 
     def run_short(self, short: Short, arguments: Sequence[Any]) -> list[Any]:
         """The results that are left of a shortened step, on the arguments that are left of it."""
-        env, pinned = dict(short.listing.constants), dict[tuple[int, ...], Pinned]()
+        env, pinned = dict(short.listing.constants), Pinned()
         env.update(zip((short.listing.arguments[p] for p in short.inputs), arguments, strict=True))
         for index in short.kept:
             frame, position, eqn, operands, results = short.listing.equations[index]
             scope = self._scope(frame, position, eqn)
             given = (env[short.instead.get((index, i), value)] for i, value in enumerate(operands))
-            read = self._read(eqn, position, given, frame, scope, pinned.setdefault(frame, {}))
+            read = self._read(eqn, position, given, frame, scope, pinned)
             with equation_context(eqn, scope):
-                made = self._equation(eqn, position, read, frame, scope)
+                made = self._equation(eqn, position, read, frame, scope, pinned)
             for i, (value, result) in enumerate(zip(results, made, strict=True)):
                 env[value] = self._pin(Site(frame, "result", position, i), result, eqn)
         return [env[short.listing.results[p]] for p in short.outputs]
@@ -166,7 +168,7 @@ class Replay:
         return value
 
     def _equation(
-        self, eqn: Any, position: int, operands: list[Any], frame: tuple[int, ...], scope: str
+        self, eqn: Any, position: int, operands: list[Any], frame: tuple[int, ...], scope: str, pinned: Pinned
     ) -> Sequence[Any]:
         name, params = eqn.primitive.name, eqn.params
         inner = (*frame, position)
@@ -178,7 +180,7 @@ class Replay:
         called = call_of(eqn)
         if called is not None and name not in KEPT_CALLS:
             arguments = [operands[i] for i in called.positions]
-            return self.run(called.jaxpr, called.consts, arguments, inner)
+            return self.run(called.jaxpr, called.consts, arguments, inner, pinned)
         if name == "scan":
             return self._scan(eqn, operands, inner)
         if name == "while":
