@@ -21,6 +21,7 @@ from ..lowering import (
     planned_constraints,
     resolve_orders,
     waited_values,
+    written_seconds,
 )
 from ..search import (
     SEARCHES,
@@ -354,16 +355,9 @@ class Pipeline:
         """`found` lowered and taken through the partitioner, `beside` where that is ready."""
         graph, axes, decision = self.traced.graph, self.target.axes, found.decision
         orders = resolve_orders(
-            graph,
-            self.rules,
-            axes,
-            decision.values,
-            decision.reads,
-            decision.outputs,
-            decision.factors,
-            self.said_orders,
-            platform=self.target.profile.kind,
-        )
+            graph, self.rules, axes, decision.values, decision.reads, decision.outputs, decision.factors,
+            self.said_orders, platform=self.target.profile.kind,
+        )  # fmt: skip
         inputs = tuple(
             orders.layout("value", v, 0, decision.values[v], len(graph.values[v].shape)) for v in graph.inputs
         )
@@ -382,15 +376,10 @@ class Pipeline:
         )  # fmt: skip
         sent = collective_prices(graph, self.rules, self.model, checked.collectives)
         return Candidate(
-            name=name,
-            found=found,
-            inputs=inputs,
-            outputs=outputs,
-            checked=checked,
-            compute_s=sum(decision.compute_s.values()),
-            comm_s=sum(one.seconds_s for one in sent),
-            sent=sent,
-        )
+            name=name, found=found, inputs=inputs, outputs=outputs, checked=checked, sent=sent,
+            compute_s=sum(decision.compute_s.values()), comm_s=sum(one.seconds_s for one in sent),
+            written_s=written_seconds(graph, checked.collectives, sent),
+        )  # fmt: skip
 
     def _lowering_mesh(self) -> Any:
         """A mesh to lower for: without devices, unless the step has operations that name theirs (callbacks)."""

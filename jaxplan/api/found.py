@@ -25,7 +25,8 @@ class Candidate:
     """A found plan as the partitioner realises it.
 
     Attributes:
-      compute_s, comm_s: of a step, with the collectives that the partitioner really inserts; sent: each of them.
+      compute_s, comm_s: of a step, with the collectives that the partitioner really inserts; sent: each of them;
+        written_s: of those that the step's own `shard_map`s send, of which the search, having no say, knows nothing.
     """
 
     name: str
@@ -36,6 +37,11 @@ class Candidate:
     compute_s: float
     comm_s: float
     sent: tuple[Sending, ...]
+    written_s: float
+
+    def searched_s(self, seconds: float, overlap: float) -> float:
+        """An objective or a bound of the search's as seconds of a whole step."""
+        return seconds + (1 - overlap) * self.written_s
 
     def step_s(self, overlap: float) -> float:
         """Seconds of a step when `overlap` of the communication is hidden."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..disjoint import Disjoint
-from ..ir import Graph, Value
-from ..sharding import Rule
+from ..ir import Graph, Op, Value, graph_of_body
+from ..sharding import Rule, graph_rules
 from .buffers import written_buffers
 
 EVERY = 0.999
@@ -80,8 +80,17 @@ def _products_of_two(graph: Graph, rules: Sequence[Rule]) -> list[bool]:
         for value in op.results:
             given[value] = any(given[v] for v in op.operands)
     return [
-        rule.matmul and sum(given[v] for v in op.operands) > 1 for op, rule in zip(graph.ops, rules, strict=True)
+        sum(given[v] for v in op.operands) > 1 and (rule.matmul or _multiplies(op))
+        for op, rule in zip(graph.ops, rules, strict=True)
     ]
+
+
+def _multiplies(op: Op) -> bool:
+    """Whether an operation is a `shard_map` with products inside."""
+    if op.primitive != "shard_map":
+        return False
+    body = graph_of_body(op.params["jaxpr"], op.source)
+    return any(rule.matmul for rule in graph_rules(body))
 
 
 def _is_number(tensor: Value) -> bool:

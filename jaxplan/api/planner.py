@@ -96,11 +96,11 @@ def plan_prepared(ready: Prepared, hint: Found | None = None) -> Plan:
             best = checked(outcome)
     if compares:
         best, times = _against_templates(pipeline, best, rivals)
-    if begins and isinstance(start, Found):
-        times["as annotated"] = start.result.objective_s
     if best is None:
         assert isinstance(outcome, Nothing)
         raise InfeasibleError(explain_infeasible(pipeline, outcome, input_pins))
+    if begins and isinstance(start, Found):
+        times["as annotated"] = best.searched_s(start.result.objective_s, options.overlap)
     tried: tuple[str, ...] = ()
     if options.refine:
         best, tried = refined(pipeline, best, rivals)
@@ -167,6 +167,8 @@ def _against_templates(
     """
     overlap = pipeline.options.overlap
     times = {name: found.result.objective_s for name, found in rivals.items()}
+    if best is not None:
+        times = {name: best.searched_s(seconds, overlap) for name, seconds in times.items()}
     for name, found in sorted(rivals.items(), key=lambda rival: rival[1].result.objective_s):
         if best is None or times[name] < best.step_s(overlap) * (1 - WORTH_CHECKING):
             rival = pipeline.checked(name, found)

@@ -52,7 +52,7 @@ def finished_plan(
         cost=_cost(traced, best, collectives, options, search_s),
         warnings=warnings,
         assumptions=(*traced.graph.assumptions, *_stated(options), *_folded(best)),
-        alternatives=_alternatives(traced, target, best, pipeline.budget_bytes),
+        alternatives=_alternatives(traced, target, best, pipeline.budget_bytes, options.overlap),
         templates=dict(sorted(templates.items())),
         unruled_s={primitive: seconds for primitive, (_, seconds) in sorted(unruled.items())},
         tasks=planned_tasks(
@@ -145,10 +145,9 @@ def _cost(
         seconds[name] = seconds.get(name, 0.0) + row.seconds_s
         sent[name] = sent.get(name, 0) + int(row.wire_bytes * row.trips)
     ops = traced.graph.ops
-    objective_s = best.found.result.objective_s
-    bound_s = max(
-        best.found.result.bound_s, 0.0
-    )  # a search cut short may have proved nothing: no step takes less
+    objective_s = best.searched_s(best.found.result.objective_s, options.overlap)
+    # a search cut short may have proved nothing: no step takes less
+    bound_s = best.searched_s(max(best.found.result.bound_s, 0.0), options.overlap)
     return PlanCost(
         step_s=best.step_s(options.overlap),
         compute_s=best.compute_s,
@@ -225,13 +224,14 @@ def _warnings(
 
 
 def _alternatives(
-    traced: Traced, target: Target, best: Candidate, budget_bytes: int
+    traced: Traced, target: Target, best: Candidate, budget_bytes: int, overlap: float
 ) -> dict[str, tuple[Alternative, ...]]:
     """For every input leaf what its other layouts would cost, its neighbours' choices kept.
 
     An upper bound: a new search with that layout pinned can only do better.
     """
     problem, assignment = best.found.space.problem, best.found.result.assignment
+    whole_s = best.searched_s(best.found.result.objective_s, overlap)
     inputs = {best.found.space.values[value].node for value in traced.graph.inputs}
     adjacent: dict[int, list[tuple[int, np.ndarray, np.ndarray | None, bool]]] = {node: [] for node in inputs}
     for edge in problem.edges:
@@ -251,7 +251,7 @@ def _alternatives(
             if allowed is not None:
                 possible &= allowed[:, assignment[other]] if first else allowed[assignment[other], :]
         chosen = places_of_layout(best.inputs[position], target.axes)
-        objective_s = best.found.result.objective_s + (total - total[assignment[port.node]])
+        objective_s = whole_s + (total - total[assignment[port.node]])
         peak = best.found.memory.peak_bytes - _local(
             traced.graph.values[value].bytes, best.inputs[position], target
         )

@@ -22,5 +22,6 @@ from .price import Priced as Priced
 from .price import price as price
 from .sent import Sending as Sending
 from .sent import collective_prices as collective_prices
+from .sent import written_seconds as written_seconds
 from .yardstick import CompiledPrice as CompiledPrice
 from .yardstick import compiled_price as compiled_price

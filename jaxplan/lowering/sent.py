@@ -49,3 +49,9 @@ def collective_prices(
         return Sending(sent_s * (1.0 if item.shape else own) * item.trips, packing_s * item.trips)
 
     return tuple(Sending() if item.kind == "all_slice" else sending(item, op) for item, op in collectives)
+
+
+def written_seconds(graph: Graph, collectives: Sequence[tuple[Collective, int]], sent: Sequence[Sending]) -> float:
+    """Of what is sent, what the step's own `shard_map`s send: the same in every plan."""
+    own = (op >= 0 and item.written and graph.ops[op].primitive == "shard_map" for item, op in collectives)
+    return sum(one.seconds_s for one, of_step in zip(sent, own, strict=True) if of_step)

@@ -30,7 +30,7 @@ def found(objective_s: float, bound_s: float) -> Found:
 
 def candidate(name: str, of: Found) -> Candidate:
     return Candidate(
-        name=name, found=of, inputs=(), outputs=(), checked=_UNUSED, compute_s=1.0, comm_s=0.0, sent_s=()
+        name=name, found=of, inputs=(), outputs=(), checked=_UNUSED, compute_s=1.0, comm_s=0.0, sent=(), written_s=0.0
     )  # fmt: skip
 
 

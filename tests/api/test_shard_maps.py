@@ -115,3 +115,28 @@ def test_what_a_shard_map_computes_counts(mesh_4x2: Mesh) -> None:
     inside = jax.shard_map(wide, mesh=mesh_4x2, in_specs=P(("data", "model")), out_specs=P(("data", "model")))
     plan = jaxplan.plan(inside, mesh_4x2, jax.ShapeDtypeStruct((65536, 64), "float32"), hardware="tpu-v5e")
     assert plan.cost.peak_bytes >= 2 * 8192**2 * 4  # the square and its sorted copy
+
+
+@pytest.mark.parametrize("overlap", [0.0, 0.5])
+def test_what_a_shard_map_sends_is_in_all_that_is_compared(overlap: float, mesh_4x2: Mesh) -> None:
+    """The objective, its bound, other layouts and templates; and weights that only it multiplies are parameters."""
+
+    def pair(up: Any, down: Any, x: Any) -> Any:
+        return lax.psum(jnp.tanh(x @ up) @ down, "model")
+
+    specs = P(None, "model"), P("model"), P("data")
+    mapped = jax.shard_map(pair, mesh=mesh_4x2, in_specs=specs, out_specs=P("data"))
+
+    def step(weights: Any, x: Any) -> Any:
+        value, slopes = jax.value_and_grad(lambda w: (mapped(w["up"], w["down"], x) ** 2).mean())(weights)
+        return jax.tree.map(lambda w, g: w - g, weights, slopes), value
+
+    weights = {"up": jax.ShapeDtypeStruct((512, 2048), "float32"), "down": jax.ShapeDtypeStruct((2048, 512), "float32")}
+    x, options = jax.ShapeDtypeStruct((2048, 512), "float32"), {"overlap": overlap}
+    plan = jaxplan.plan(step, mesh_4x2, weights, x, hardware="tpu-v5e", donate_argnums=0, options=options)
+    cost = plan.cost
+    assert cost.objective_s == pytest.approx(cost.step_s, rel=0.02)
+    assert cost.gap < 0.001 and cost.bound_s == pytest.approx(cost.step_s, rel=0.02)
+    assert all(other.objective_s > cost.step_s for other in plan.alternatives["weights/up"][1:])
+    assert all(seconds >= cost.step_s * 0.98 for seconds in plan.templates.values())
+    assert {leaf.kind for leaf in plan.inputs if leaf.path != "x"} == {"parameter"}
