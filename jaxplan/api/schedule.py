@@ -218,7 +218,7 @@ class _Writer:
         return op.primitive == "scan_slice" or (len(tensors) <= 1 and tensors <= self.early)
 
     def _made(self, values: Collection[int]) -> frozenset[int]:
-        return frozenset[int]().union(*(self.made_by.get(v, frozenset()) for v in values))
+        return frozenset[int]().union(*[self.made_by[v] for v in values if v in self.made_by])
 
     def _ahead(self, fetch_s: float) -> frozenset[int]:
         """The computation at whose end just enough is left to do to hide a fetch; none: the start, or a barrier."""

@@ -18,12 +18,14 @@ from ..sharding import MeshAxes, pieces
 
 _PLACE_BYTES = 4
 
+_POOLING = "select_and_scatter_add"
+
 
 def place_bytes(
     graph: Graph, op: Op, rows: np.ndarray, axes: MeshAxes, profile: Profile
 ) -> np.ndarray | None:
     """`float64[n]`: bytes of the places that an operation finds, for each layout of its operand; None: it does not."""
-    if op.primitive != "select_and_scatter_add" or profile.kind != "gpu":
+    if op.primitive != _POOLING or profile.kind != "gpu":
         return None
     shape = graph.values[op.operands[0]].shape
     return np.asarray(math.prod(shape) / pieces(rows, axes) * len(shape) * _PLACE_BYTES)
@@ -39,7 +41,7 @@ def pooling_scratch(
     """
     found: dict[int, int] = {}
     for op in graph.ops:
-        row = reads.get((op.index, 0))
+        row = reads.get((op.index, 0)) if op.primitive == _POOLING else None
         size = None if row is None else place_bytes(graph, op, row[None], axes, profile)
         if size is not None:
             found[op.index] = math.ceil(float(size[0]))

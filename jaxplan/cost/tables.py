@@ -130,13 +130,14 @@ def _gathered(
     """
     arguments = set(graph.inputs)
     for op in graph.ops if rows else ():
-        table = argument = op.operands[0] if op.operands else -1
+        if op.operands[:1] not in [(table,) for table, _ in _rows_of(op, graph)] or (op.index, 0) not in reads:
+            continue
+        argument = op.operands[0]
         while argument >= 0 and producers[argument] >= 0:
             maker = graph.ops[producers[argument]]
             argument = maker.operands[0] if maker.primitive == "convert_element_type" else -1
-        if argument in arguments and (op.index, 0) in reads:
-            if any(v == table for v, _ in _rows_of(op, graph)):
-                yield op.index, argument, reads[op.index, 0]
+        if argument in arguments:
+            yield op.index, argument, reads[op.index, 0]
 
 
 def _rows_of(op: Op, graph: Graph) -> list[tuple[int, Tiling]]:

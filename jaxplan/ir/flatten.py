@@ -62,17 +62,15 @@ class Stated(NamedTuple):
 
 def call_of(eqn: Any) -> Call | None:
     """What an equation calls, when it does nothing else; None when it is an operation, a loop or a branch."""
-    name, params, everything = eqn.primitive.name, eqn.params, tuple(range(len(eqn.invars)))
+    name, params = eqn.primitive.name, eqn.params
     if name == "custom_linear_solve":
         # operands: the constants of matvec, vecmat, solve and transpose_solve, then the right-hand sides
         lengths = params["const_lengths"]
         before = lengths.matvec + lengths.vecmat
-        own, right = everything[before : before + lengths.solve], everything[sum(lengths) :]
-        return Call(*as_closed(params["jaxprs"].solve), own + right)
-    if name not in _CALLS:
-        return None
-    body = params.get(_CALLS[name], params.get("call_jaxpr"))
-    return None if body is None else Call(*as_closed(body), everything)
+        own, right = range(before, before + lengths.solve), range(sum(lengths), len(eqn.invars))
+        return Call(*as_closed(params["jaxprs"].solve), (*own, *right))
+    body = params.get(_CALLS[name], params.get("call_jaxpr")) if name in _CALLS else None
+    return None if body is None else Call(*as_closed(body), tuple(range(len(eqn.invars))))
 
 
 class Flattener:

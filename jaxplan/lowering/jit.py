@@ -27,10 +27,13 @@ def scopes_of(graph: Graph) -> dict[tuple[tuple[int, ...], int], str]:
     through a barrier) goes by the first operation inside: "jaxplan_in12".
     """
     names: dict[tuple[tuple[int, ...], int], str] = {}
+    seen: set[tuple[int, ...]] = {()}
     for op in graph.ops:
-        for place in op.sites[:1]:
-            for depth, position in enumerate(place.frame):
-                names.setdefault((place.frame[:depth], position), f"{SCOPE}_in{op.index}")
+        frame = op.sites[0].frame if op.sites else ()
+        if frame not in seen:
+            seen.add(frame)
+            for depth, position in enumerate(frame):
+                names.setdefault((frame[:depth], position), f"{SCOPE}_in{op.index}")
     for op in graph.ops:
         for value in op.results:
             site = graph.values[value].site

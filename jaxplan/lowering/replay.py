@@ -56,6 +56,8 @@ class Replay:
         held: Mapping[Site, Layout],
     ) -> None:
         self._pins = pins
+        # few equations have any: the others are not asked for each of their operands and results
+        self._pinned_at = {(site.frame, site.equation) for site in pins}
         self._held = held
         self._scopes = scopes
         self._constraints = constraints
@@ -83,8 +85,7 @@ class Replay:
                 self._finish(jaxpr, waiting[position], env, operands, frame)
             with equation_context(eqn, scope):
                 results = self._equation(eqn, position, operands, frame, scope, pinned)
-            for i, (var, result) in enumerate(zip(eqn.outvars, results, strict=True)):
-                env[var] = self._pin(Site(frame, "result", position, i), result, eqn)
+            env.update(zip(eqn.outvars, self._pin_results(eqn, position, results, frame), strict=True))
         leaving = map(read, jaxpr.outvars)
         return [self._pin(Site(frame, "leave", -1, i), value, None, pinned) for i, value in enumerate(leaving)]
 
@@ -129,8 +130,7 @@ class Replay:
             read = self._read(eqn, position, given, frame, scope, pinned)
             with equation_context(eqn, scope):
                 made = self._equation(eqn, position, read, frame, scope, pinned)
-            for i, (value, result) in enumerate(zip(results, made, strict=True)):
-                env[value] = self._pin(Site(frame, "result", position, i), result, eqn)
+            env.update(zip(results, self._pin_results(eqn, position, made, frame), strict=True))
         return [env[short.listing.results[p]] for p in short.outputs]
 
     def _scope(self, frame: tuple[int, ...], position: int, eqn: Any) -> str:
@@ -141,15 +141,23 @@ class Replay:
         self, eqn: Any, position: int, values: Iterable[Any], frame: tuple[int, ...], scope: str, pinned: Pinned
     ) -> list[Any]:
         """An equation's operands: pinned, and finished where it doesn't take sums in parts."""
-        loop_or_call = eqn.primitive.name in ("scan", "while") or call_of(eqn) is not None
-        takes_parts = loop_or_call or Site(frame, "result", position, 0) in self._held
+        there = (frame, position) in self._pinned_at
         operands = []
         for i, value in enumerate(values):
-            if isinstance(value, Held) and not takes_parts:
+            if isinstance(value, Held) and not self._takes_parts(eqn, position, frame):
                 with equation_context(eqn, scope):
                     value = finished(value, self._mesh)
-            operands.append(self._pin(Site(frame, "operand", position, i), value, eqn, pinned))
+            operands.append(self._pin(Site(frame, "operand", position, i), value, eqn, pinned) if there else value)
         return operands
+
+    def _takes_parts(self, eqn: Any, position: int, frame: tuple[int, ...]) -> bool:
+        loop_or_call = eqn.primitive.name in ("scan", "while") or call_of(eqn) is not None
+        return loop_or_call or Site(frame, "result", position, 0) in self._held
+
+    def _pin_results(self, eqn: Any, position: int, results: Sequence[Any], frame: tuple[int, ...]) -> Sequence[Any]:
+        if (frame, position) not in self._pinned_at:
+            return results
+        return [self._pin(Site(frame, "result", position, i), result, eqn) for i, result in enumerate(results)]
 
     def _pin(self, site: Site, value: Any, eqn: Any = None, pinned: Pinned | None = None) -> Any:
         if isinstance(value, Held):  # laid out where it was made
@@ -181,6 +189,7 @@ class Replay:
         if called is not None and name not in KEPT_CALLS:
             arguments = [operands[i] for i in called.positions]
             return self.run(called.jaxpr, called.consts, arguments, inner, pinned)
+        result = Site(frame, "result", position, 0)
         if name == "scan":
             return self._scan(eqn, operands, inner)
         if name == "while":
@@ -192,11 +201,11 @@ class Replay:
         if name == "cond":
             branches = enumerate(params["branches"])
             changed = {"branches": tuple(self._whole_body(b, (*inner, i), operands[1:]) for i, b in branches)}
-        elif Site(frame, "result", position, 0) in self._held:
+        elif result in self._held:
             return [self._on_parts(eqn, position, operands, frame, self._held)]
-        elif runs_locally(name) or self._finishes_itself(frame, position):
+        elif runs_locally(name) or self._finishes_itself(result):
             return run_locally(eqn, operands, frame, position, self._mesh, self._layouts, scope)
-        elif Site(frame, "result", position, 0) in self._layouts:
+        elif result in self._layouts:
             parts = self._on_parts(eqn, position, operands, frame, self._layouts)
             return [finished(parts, self._mesh, scope)]
         else:
@@ -206,9 +215,9 @@ class Replay:
             return results if eqn.primitive.multiple_results else [results]
         return eqn.primitive.bind(*operands, **{**params, **changed})
 
-    def _finishes_itself(self, frame: tuple[int, ...], position: int) -> bool:
+    def _finishes_itself(self, result: Site) -> bool:
         """Whether an equation runs in a `shard_map` and leaves no sum pending."""
-        layout = self._layouts.get(Site(frame, "result", position, 0))
+        layout = self._layouts.get(result)
         return layout is not None and not layout.unreduced
 
     def _on_parts(

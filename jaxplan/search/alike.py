@@ -30,17 +30,22 @@ class Contents:
         self._numbers: dict[int, int] = {}
         self._matrices = matrices
         self.costs = self._of([node.costs_s for node in problem.nodes])
-        self.masked = [matrices.masked(edge.costs_s, edge.allowed) for edge in problem.edges]
+        pairs = [(id(edge.costs_s), id(edge.allowed)) for edge in problem.edges]
+        masked = {
+            pair: matrices.masked(edge.costs_s, edge.allowed)
+            for pair, edge in dict(zip(pairs, problem.edges, strict=True)).items()
+        }
+        self.masked = [masked[pair] for pair in pairs]
         self.edges = self._of(self.masked)
         self.usages = self._of([usage.bytes for usage in problem.usages])
 
     def _of(self, arrays: Sequence[np.ndarray]) -> Ints:
-        known: dict[int, int] = {}
-        for array in arrays:
-            if id(array) not in known:
-                one = id(self._matrices.intern(array))
-                known[id(array)] = self._numbers.setdefault(one, len(self._numbers))
-        return np.array([known[id(array)] for array in arrays], dtype=np.int64)
+        ids = list(map(id, arrays))
+        known = {
+            number: self._numbers.setdefault(id(self._matrices.intern(array)), len(self._numbers))
+            for number, array in dict(zip(ids, arrays, strict=True)).items()
+        }
+        return np.array([known[number] for number in ids], dtype=np.int64)
 
 
 def colours(problem: StrategyProblem, contents: Contents, depth: int) -> Ints:

@@ -40,19 +40,14 @@ class Evaluator:
         self._node_costs = _concatenate([node.costs_s for node in problem.nodes], np.float64)
         offset_of: dict[tuple[int, int], int] = {}
         prices, masks, total = [], [], 0
-        edge_offset = np.empty(len(problem.edges), dtype=np.int64)
-        for i, edge in enumerate(problem.edges):
-            key = (id(edge.costs_s), id(edge.allowed))
-            if key not in offset_of:
-                offset_of[key] = total
-                total += edge.costs_s.size
-                prices.append(edge.costs_s.ravel())
-                masks.append(
-                    np.ones(edge.costs_s.size, bool) if edge.allowed is None else edge.allowed.ravel()
-                )
-            edge_offset[i] = offset_of[key]
+        keys = [(id(edge.costs_s), id(edge.allowed)) for edge in problem.edges]
+        for key, edge in dict(zip(keys, problem.edges, strict=True)).items():
+            offset_of[key] = total
+            total += edge.costs_s.size
+            prices.append(edge.costs_s.ravel())
+            masks.append(np.ones(edge.costs_s.size, bool) if edge.allowed is None else edge.allowed.ravel())
         self._prices, self._masks = _concatenate(prices, np.float64), _concatenate(masks, np.bool_)
-        self._edge_offset = edge_offset
+        self._edge_offset = np.array([offset_of[key] for key in keys], dtype=np.int64)
         self._tail = np.array([edge.tail for edge in problem.edges], dtype=np.int64)
         self._head = np.array([edge.head for edge in problem.edges], dtype=np.int64)
         usages = problem.usages

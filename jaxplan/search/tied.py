@@ -111,10 +111,14 @@ def _usages(
     """The bytes of all nodes, by the node that decides them; those of one interval as one."""
     matrices = quotient.matrices
     together: dict[tuple[int, int, int], Ints] = {}
+    known: dict[tuple[int, int], Ints] = {}
     colours, leaders = quotient.colour.tolist(), into.tolist()
     for usage in quotient.problem.usages:
         colour = colours[usage.node]
-        used: Ints = matrices.rows(matrices.intern(usage.bytes), choices[colour])
+        one = id(usage.bytes), colour
+        if one not in known:
+            known[one] = matrices.rows(matrices.intern(usage.bytes), choices[colour])
+        used = known[one]
         key = (position[leaders[colour]], usage.start, usage.stop)
         together[key] = together[key] + used if key in together else used
     return tuple(
