@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ..disjoint import Disjoint
 from ..ir import Graph, Op, Value, graph_of_body
@@ -114,20 +114,15 @@ class _Dims:
         self._kept: list[tuple[int, float]] = []
         # kept, and in one operand alone: whether it is the result's first, and what the product sums
         self._alone: list[tuple[int, bool, tuple[int, ...], float]] = []
+        known: dict[int, tuple[tuple[_Place, _Place], ...]] = {}
         for op, rule in zip(graph.ops, rules, strict=True):
-            met: dict[int, int] = {}
-            for values, sides in ((op.operands, rule.operands), (op.results, rule.results)):
-                for value, factors in zip(values, sides, strict=True):
-                    for dim, names in enumerate(factors):
-                        if names:
-                            place = first[value] + dim
-                            joined.join(place, met.setdefault(names[0], place))
-            for value, factors in zip(op.operands, rule.operands, strict=True):  # joined or taken apart lengthwise
-                for result, others in zip(op.results, rule.results, strict=True):
-                    for dim, (names, other) in enumerate(zip(factors, others, strict=False)):
-                        if len(factors) == len(others) and not names and not other:
-                            joined.join(first[value] + dim, first[result] + dim)
+            if id(rule) not in known:
+                known[id(rule)] = tuple(_one_and_the_same(rule))
+            begin = [first[value] for value in (*op.operands, *op.results)]
+            for (side, dim), (other, like) in known[id(rule)]:
+                joined.join(begin[side] + dim, begin[other] + like)
             if rule.matmul:
+                met = {name: begin[place] + at for name, (place, at) in _met(rule).items()}
                 flops = rule.flops * op.trips
                 if graph.values[op.results[0]].shape:
                     self._kept.append((first[op.results[0]], flops))
@@ -184,6 +179,31 @@ class _Dims:
 
     def _dims_of(self, value: int) -> range:
         return range(self._first[value], self._first[value + 1])
+
+
+_Place = tuple[int, int]
+"""A tensor of an operation, its operands before its results, and a dimension of it."""
+
+
+def _met(rule: Rule) -> dict[int, _Place]:
+    """Where each factor that a dimension goes with is met first."""
+    sides = enumerate((*rule.operands, *rule.results))
+    places = [(names[0], (side, dim)) for side, dims in sides for dim, names in enumerate(dims) if names]
+    return dict(reversed(places))
+
+
+def _one_and_the_same(rule: Rule) -> Iterator[tuple[_Place, _Place]]:
+    """The dimensions of an operation's tensors that are one: of one factor, or joined or taken apart lengthwise."""
+    met = _met(rule)
+    for side, dims in enumerate((*rule.operands, *rule.results)):
+        for dim, names in enumerate(dims):
+            if names and met[names[0]] != (side, dim):
+                yield (side, dim), met[names[0]]
+    for side, factors in enumerate(rule.operands):
+        for result, others in enumerate(rule.results, len(rule.operands)):
+            for dim, (names, other) in enumerate(zip(factors, others, strict=False)):
+                if len(factors) == len(others) and not names and not other:
+                    yield (side, dim), (result, dim)
 
 
 def _reaching(graph: Graph, ends: Sequence[int], ending: Sequence[bool]) -> list[bool]:
