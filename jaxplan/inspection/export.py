@@ -2,8 +2,9 @@
 
 A plan pins values by the hundred, most of them where the partitioner would have chosen the same or as well.  Those who
 want to go on without jaxplan write its PartitionSpecs on arguments and results, which alone may be ten times as slow:
-propagation then decides inside.  What matters there are a few lines, and the evaluator says which: groups of pins
-are left out, many at once at first, for as long as the partitioner makes no slower program of the rest.
+propagation then decides inside.  What matters there are a few lines, often the first: what leaves an embedding.  The
+evaluator says which: the first lines of the program that are enough, and of these those that can't be left out, many at
+once at first.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class _Fewest:
     """Leaves lines out while the rest is good enough.
 
     Attributes:
-      left: of each line the constraints, those of later operations first: a user writes what is of the forward pass.
+      left: of each line the constraints, in program order.
     """
 
     plan: Plan
@@ -117,44 +118,50 @@ class _Fewest:
     left: dict[Line, list[Constraint]] = field(default_factory=dict)
 
     def found(self) -> Export:
-        for one in reversed(self.plan.constraints):
+        for one in sorted(self.plan.constraints, key=lambda one: (*one.site.frame, one.site.equation)):
             if one.why not in _KERNELS:
                 line = (one.source, one.primitive, one.shape, str(one.layout.spec()), one.why)
                 self.left.setdefault(line, []).append(one)
-        all_lines = len(self.left)
+        lines = list(self.left)
         all_s, all_bytes = self._price(())
-        none_s, _ = self._price(tuple(self.left))
+        none_s, _ = self._price(lines)
         self.enough_s, self.enough_bytes = all_s * (1 + self.within), max(self.plan.budget_bytes, all_bytes)
-        # what the partitioner would have chosen otherwise, but at no price, first
-        lines = sorted(self.left, key=lambda line: line[-1] != "propagation")
         try:
-            self._leave_out(lines)
+            first = 0
+            while first < len(lines) and not self._left_out(lines[first:]):
+                first = max(2 * first, 1)
+            # the last first: what is pinned in the forward pass is easier to write than its gradient
+            self._leave_out(lines[:first][::-1])
             # what was needed beside others may no longer be
             count = -1
             while count != len(self.left):
                 count = len(self.left)
                 for line in list(self.left):
-                    self._leave_out([line])
+                    self._left_out([line])
         except KeyboardInterrupt:
             self.say("interrupted: what was not tried stays")
         step_s, peak_bytes = self._price(())
         return Export(
             plan=replace(self.plan, constraints=self._constraints(())), step_s=step_s, peak_bytes=peak_bytes,
-            all_s=all_s, none_s=none_s, lines=len(self.left), all_lines=all_lines,
+            all_s=all_s, none_s=none_s, lines=len(self.left), all_lines=len(lines),
         )  # fmt: skip
 
     def _leave_out(self, lines: Sequence[Line]) -> None:
         """All of these, or halves of them that can be."""
+        if lines and not self._left_out(lines) and len(lines) > 1:
+            half = len(lines) // 2
+            self._leave_out(lines[:half])
+            self._leave_out(lines[half:])
+
+    def _left_out(self, lines: Sequence[Line]) -> bool:
+        """Whether all of these could be, and are."""
         step_s, peak_bytes = self._price(lines)
         good = step_s <= self.enough_s and peak_bytes <= self.enough_bytes
         if good:
             for line in lines:
                 del self.left[line]
-        self.say(f"{len(self.left)} lines left, {format_seconds(step_s)} without {len(lines)} more or less")
-        if not good and len(lines) > 1:
-            half = len(lines) // 2
-            self._leave_out(lines[:half])
-            self._leave_out(lines[half:])
+        self.say(f"{format_seconds(step_s)} without {len(lines)} lines; {len(self.left)} left")
+        return good
 
     def _constraints(self, without: Sequence[Line]) -> tuple[Constraint, ...]:
         left_out = set(without)
