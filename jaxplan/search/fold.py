@@ -48,11 +48,13 @@ def solve_folded(
     """The cheapest assignment in which nodes that are alike choose alike; FEASIBLE unless the bound closes the gap.
 
     What doesn't fold, or has no assignment folded, is solved as it is; so is, from the folded optimum on, what has a
-    larger gap left than `unfold_gap`.  `folds` are those of the same problem, under this limit or another.  See
-    `jaxplan.search.base.Search`.
+    larger gap left than `unfold_gap`: half of the time limit is left for that.  `folds` are those of the same problem,
+    under this limit or another.  See `jaxplan.search.base.Search`.
     """
     best = Incumbent(problem.verify(), on_progress)
     deadline = math.inf if time_limit_s is None else best.started + time_limit_s
+    # where memory binds, a fold that chooses alike can take any time to prove, and layers that differ gain percents
+    until = deadline if time_limit_s is None or math.isinf(unfold_gap) else best.started + time_limit_s / 2
     reason = overflow(problem)
     if reason:
         return best.result(Termination.INFEASIBLE, reason)
@@ -65,10 +67,10 @@ def solve_folded(
             before_s, bound_s = best.objective_s, best.bound_s
             quotient = folds.quotient(depth, problem.limit_bytes)
             tied = folds.tied(depth, problem.limit_bytes)
-            if quotient is None or time.monotonic() > deadline:
+            if quotient is None or time.monotonic() > until:
                 break
             if tied is not None:
-                folded_s = min(folded_s, _fold(quotient, tied, best, deadline, relative_gap, seed))
+                folded_s = min(folded_s, _fold(quotient, tied, best, until, relative_gap, seed))
             gain_s = max(before_s - best.objective_s, best.bound_s - bound_s)
             if best.closed(max(relative_gap, GOOD_GAP)) or not gain_s > LEAST_GAIN * abs(best.objective_s):
                 break

@@ -29,11 +29,11 @@ DEEP: dict[str, dict[str, Any]] = {
 
 
 @functools.cache
-def problem_of(name: str) -> StrategyProblem:
+def problem_of(name: str, **changes: Any) -> StrategyProblem:
     module = get(name)
     config = module.CONFIGS["tiny"]
     known = {field.name for field in dataclasses.fields(config)}
-    config = dataclasses.replace(config, **{k: v for k, v in DEEP[name].items() if k in known})
+    config = dataclasses.replace(config, **{k: v for k, v in (DEEP[name] | changes).items() if k in known})
     target = target_of(jax.sharding.AbstractMesh((4, 2), ("data", "model")), "tpu-v5e")
     state = jax.eval_shape(lambda key: module.init_state(config, key), jax.random.key(0))
     step = module.make_train_step(config)
@@ -57,11 +57,13 @@ def test_alike_layers_cost_what_the_whole_search_finds(name: str) -> None:
 
 @pytest.mark.slow
 def test_where_memory_binds_the_gap_is_proved_too_and_unfolding_gains() -> None:
-    free = problem_of("gpt")
+    free = problem_of("gpt", n_layers=4)
     most = solve_folded(free).peak_bytes
-    tight = dataclasses.replace(free, limit_bytes=int(0.8 * most))
-    folded, unfolded = solve_folded(tight), solve_folded(tight, unfold_gap=0.0)
+    tight = dataclasses.replace(free, limit_bytes=int(0.9 * most))
+    # the fold is within 4 % after seconds and not after minutes; the whole is proved in seconds
+    folded, unfolded = solve_folded(tight, time_limit_s=10.0), solve_folded(tight, unfold_gap=0.0, time_limit_s=90.0)
     whole = solve(tight)
+    assert unfolded.objective_s < folded.objective_s
     assert folded.peak_bytes <= tight.limit_bytes
     assert folded.bound_s <= whole.objective_s * (1 + 1e-9)
     assert whole.bound_s * (1 - 1e-9) <= unfolded.objective_s <= folded.objective_s
