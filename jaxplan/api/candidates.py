@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..cost import CostModel, MemoryProfile, least_memory, step_memory, traffic
+from ..cost import CostModel, MemoryProfile, least_memory, narrowed, step_memory, traffic
 from ..errors import RuleError
 from ..ir import Traced
 from ..lowering import (
@@ -130,7 +130,8 @@ class Pipeline:
         self.said_orders = said_orders
         self.rules = graph_rules(traced.graph)
         self.kinds = input_kinds(traced.graph, self.rules)
-        self.crossing = traffic(traced.graph, self.rules, target.profile.kind)
+        self.graph = narrowed(traced.graph, self.rules, target.profile.kind)
+        self.crossing = traffic(self.graph, self.rules, target.profile.kind)
         self.waited = waited_values(traced)
         ops = zip(traced.graph.ops, self.rules, strict=True)
         unknown = sorted({f"`{op.primitive}` at {op.source}" for op, rule in ops if rule.note})
@@ -152,7 +153,7 @@ class Pipeline:
     def _free(self) -> Space:
         """The decisions with no pins on arguments: priced once for all searches."""
         return build(
-            self.traced.graph, self.model, rules=self.rules, output_pins=self.output_pins,
+            self.graph, self.model, rules=self.rules, output_pins=self.output_pins,
             limit_bytes=self.budget_bytes, max_strategies=self.options.max_strategies, crossing=self.crossing,
             waited=self.waited,
         )  # fmt: skip
@@ -163,7 +164,7 @@ class Pipeline:
             return False
         devices = math.prod(size for _, size in axes or self.target.axes)
         space = self._free
-        least = least_memory(self.traced.graph, self.rules, self.crossing, space.values, space.reads, devices)
+        least = least_memory(self.graph, self.rules, self.crossing, space.values, space.reads, devices)
         return least > self.budget_bytes
 
     def under(self, options: Options) -> Pipeline:
@@ -347,7 +348,7 @@ class Pipeline:
     def simulate(self, decision: Decision, axes: MeshAxes | None = None) -> MemoryProfile:
         """Memory of one device at the decided layouts; `axes`: of another mesh than the target's."""
         return step_memory(
-            self.traced.graph, axes or self.target.axes, self.model, self.crossing, self.kinds,
+            self.graph, axes or self.target.axes, self.model, self.crossing, self.kinds,
             decision.values, decision.reads, self.waited, decision.outputs,
         )  # fmt: skip
 
@@ -374,6 +375,7 @@ class Pipeline:
             reads=decision.reads, waited=self.waited, platform=self.target.platform,
             while_trips=self.options.while_trips, beside=beside,
         )  # fmt: skip
+        checked = checked.sent_as(self.graph, decision.values, decision.reads)
         sent = collective_prices(graph, self.rules, self.model, checked.collectives)
         return Candidate(
             name=name, found=found, inputs=inputs, outputs=outputs, checked=checked, sent=sent,

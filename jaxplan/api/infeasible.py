@@ -88,8 +88,8 @@ def _space(pipeline: Pipeline, axes: MeshAxes) -> Space:
         exposed=pipeline.model.exposed,
     )
     return build(
-        pipeline.traced.graph, model, limit_bytes=None, max_strategies=pipeline.options.max_strategies,
-        waited=pipeline.waited,
+        pipeline.graph, model, rules=pipeline.rules, crossing=pipeline.crossing, limit_bytes=None,
+        max_strategies=pipeline.options.max_strategies, waited=pipeline.waited,
     )  # fmt: skip
 
 

@@ -51,7 +51,7 @@ def finished_plan(
         collectives=collectives,
         cost=_cost(traced, best, collectives, options, search_s),
         warnings=warnings,
-        assumptions=(*traced.graph.assumptions, *_stated(options), *_folded(best)),
+        assumptions=(*traced.graph.assumptions, *_stated(options), *_folded(best), *_rounded(pipeline)),
         alternatives=_alternatives(traced, target, best, pipeline.budget_bytes, options.overlap),
         templates=dict(sorted(templates.items())),
         unruled_s={primitive: seconds for primitive, (_, seconds) in sorted(unruled.items())},
@@ -80,6 +80,12 @@ def _folded(best: Candidate) -> tuple[str, ...]:
     gain = (result.folded_s - result.objective_s) / result.folded_s if result.folded_s else 0.0
     apart = f"; letting them differ gained {gain:.2%}" if gain > 0 else ""
     return (f"layers that are alike were decided once (options.fold){apart}",)
+
+
+def _rounded(pipeline: Pipeline) -> tuple[str, ...]:
+    rounded = any(value.narrowed for value in pipeline.graph.values)
+    said = "f32 that only products read lies in memory and is sent in bf16, at jax's default matmul precision on TPU"
+    return (said,) if rounded else ()
 
 
 def _local(size: float, layout: Layout, target: Target) -> int:

@@ -12,6 +12,7 @@ from .kinds import source_values as source_values
 from .memory import MemoryProfile as MemoryProfile
 from .memory import simulate_memory as simulate_memory
 from .model import CostModel as CostModel
+from .narrowing import narrowed as narrowed
 from .pooling import place_bytes as place_bytes
 from .step_memory import step_memory as step_memory
 from .tiles import device_bytes as device_bytes

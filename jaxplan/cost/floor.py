@@ -34,6 +34,7 @@ def least_memory(
     for op, position in read:
         value = graph.ops[op].operands[position]
         last[value] = max(last.get(value, 0), needed[op])
+    rounded = {graph.ops[op].operands[position] for op, position in graph.narrow_reads}  # copies may be in half
     change = np.zeros(end + 1)
     for value in placed:
         start, stop = intervals[value]
@@ -47,7 +48,9 @@ def least_memory(
                 continue
             if graph.ops[producer].primitive not in ("carry_init", "scan_stack"):
                 stop = min(stop, last.get(value, 0)) - 1
+        tensor = graph.values[value]
+        least = tensor.narrow() if value in rounded and value not in inputs else tensor
         if stop > start:
-            change[start] += graph.values[value].bytes / devices
-            change[min(stop, end)] -= graph.values[value].bytes / devices
+            change[start] += least.bytes / devices
+            change[min(stop, end)] -= least.bytes / devices
     return int(np.cumsum(change).max())

@@ -107,7 +107,9 @@ class _Kernels:
     def __init__(self, graph: Graph, rules: Sequence[Rule], platform: str) -> None:
         self.graph, self.rules, self.platform = graph, rules, platform
         self.source = source_values(graph, rules)
-        self.bytes = [tensor.bytes for tensor in graph.values]
+        # kernels are made of the program's own types: what they read and write is narrowed afterwards
+        self.share = [0.5 if tensor.narrowed else 1.0 for tensor in graph.values]
+        self.bytes = [tensor.bytes / share for tensor, share in zip(graph.values, self.share, strict=True)]
         self.producers = graph.producers()
         self.mask = [platform == "tpu" and is_mask(tensor) for tensor in graph.values]
         self.kinds = [kind_of(graph, op, rule, platform) for op, rule in zip(graph.ops, rules, strict=True)]
@@ -138,8 +140,7 @@ class _Kernels:
 
     def _here(self, value: int, op: Op) -> bool:
         """Whether `value` is made in the loop body that `op` stands in; else it is in memory before the body starts."""
-        producer = self.producers[value]
-        return producer >= 0 and self.loop_of[producer] == self.loop_of[op.index]
+        return self.producers[value] >= 0 and self.loop_of[self.producers[value]] == self.loop_of[op.index]
 
     def _find_levels(self) -> None:
         floor: dict[int, int] = {}
@@ -235,8 +236,7 @@ class _Kernels:
                 converted[origin] = set().union(*arguments)
             elif dear and not self.mask[origin]:
                 for value in made:
-                    if value not in best or self.bytes[origin] < self.bytes[best[value]]:
-                        best[value] = origin
+                    best[value] = min(best.get(value, origin), origin, key=self.bytes.__getitem__)
         return set(best.values()), converted
 
     def _origins(self, op: Op) -> Iterator[int]:
@@ -299,7 +299,7 @@ class _Kernels:
             reads.append(tuple([self._read(op, v, seen) if runs[op.index] else 0.0 for v in op.operands]))
             # a loop's next carry is written into the carry's buffer
             kept = [not edge and (self.stored[v] or v in carried) for v in op.results]
-            writes.append(tuple([self.bytes[v] * w for v, w in zip(op.results, kept, strict=True)]))
+            writes.append(tuple([self.bytes[v] * self.share[v] * w for v, w in zip(op.results, kept, strict=True)]))
         apart = made_apart(flow, self.cheap) if self.platform == "gpu" else {}
         return Traffic(
             stored=tuple(kept and value not in apart for value, kept in enumerate(self.stored)),
@@ -376,14 +376,14 @@ class _Kernels:
         if self.source[value]:
             return 0.0
         if self.kinds[op.index] == "heavy":
-            return sum((self.leaves[value] or {value: self.bytes[value]}).values())
+            return sum(size * self.share[v] for v, size in (self.leaves[value] or {value: self.bytes[value]}).items())
         if self._at_hand(value, op):
             return 0.0
         total = 0.0
         for leaf, size in (self.leaves[value] or {}).items():
             key = (leaf, self.loop_of[op.index], self.op_level[op.index])
             if key not in seen and not self._at_hand(leaf, op):
-                total += size
+                total += size * self.share[leaf]
             seen.add(key)
         return total
 

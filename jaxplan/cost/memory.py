@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..ir import Graph, Interval, Lives, lives_of, settled_values, written_over
+from ..ir import Graph, Interval, Lives, Value, lives_of, settled_values, written_over
 from ..sharding import NONE, UNREDUCED, MeshAxes, reshard_steps
 from .few_images import Spread, spread_copies, widened
 from .fills import Fill, filled_since
@@ -114,14 +114,14 @@ def simulate_memory(
     settled = settled_values(graph)
     inputs = {value: position for position, value in enumerate(graph.inputs)}
 
-    known: dict[tuple[tuple[int, ...], float, bytes, Tiling], int] = {}
+    known: dict[tuple[object, ...], int] = {}
     if rows is None:
         rows = tiled_in_rows(graph) if platform == "tpu" else {}
     tilings: dict[int, Tiling] = {**(images or {}), **rows}
 
-    def local(value: int, row: np.ndarray) -> int:
-        tensor, tiling = graph.values[value], tilings.get(value, "any")
-        key = (tensor.shape, tensor.item_bytes, row.tobytes(), tiling)
+    def local(value: int, row: np.ndarray, as_read: Value | None = None) -> int:
+        tensor, tiling = as_read or graph.values[value], tilings.get(value, "any")
+        key = (tensor.shape, tensor.item_bytes, tensor.narrowed, row.tobytes(), tiling)
         if key not in known:
             size = int(device_bytes(tensor, row[None, :], axes, platform, tiling)[0])
             known[key] = math.ceil(size * widened(tensor, row, axes, tiling))
@@ -150,7 +150,7 @@ def simulate_memory(
                 ledger.add("results", 0, whole, local(value, row), given=True)
 
     for stack in second_stacks:
-        if stack.value in values:
+        if stack.value in values and not _resharded(graph, axes, values, reads, stack.sliced):
             ledger.add(
                 "copies",
                 stack.start,
@@ -220,11 +220,23 @@ def simulate_memory(
     return ledger.profile(platform)
 
 
+def _resharded(
+    graph: Graph,
+    axes: MeshAxes,
+    values: Mapping[int, np.ndarray],
+    reads: Mapping[tuple[int, int], np.ndarray],
+    op: int,
+) -> bool:
+    """Whether what an operation reads first is brought into another layout for it; no for -1."""
+    made = values.get(graph.ops[op].operands[0]) if op >= 0 else None
+    return made is not None and (op, 0) in reads and bool(reshard_steps(made, reads[op, 0], 1.0, axes))
+
+
 def _given_up(
     over: Mapping[int, tuple[int, ...]],
     intervals: Sequence[Interval],
     values: Mapping[int, np.ndarray],
-    local: Callable[[int, np.ndarray], int],
+    local: Callable[..., int],
 ) -> dict[int, int]:
     """When values give their buffers to a result of the kernel that reads them last, in their layout."""
     found: dict[int, int] = {}
@@ -273,7 +285,7 @@ def _copies(
     needed: Sequence[int],
     values: Mapping[int, np.ndarray],
     reads: Mapping[tuple[int, int], np.ndarray],
-    local: Callable[[int, np.ndarray], int],
+    local: Callable[..., int],
     when: Sequence[int],
     whole_sums: bool,
 ) -> tuple[dict[tuple[object, ...], tuple[int, int, int]], dict[int, list[int]]]:
@@ -284,6 +296,7 @@ def _copies(
     """
     around = graph.loops_around()
     copies: dict[tuple[object, ...], tuple[int, int, int]] = {}
+    taken: dict[tuple[object, ...], list[tuple[int, int]]] = {}
     behind = graph.behind()
     own: dict[int, list[int]] = {}
     for (op, position), row in reads.items():
@@ -301,10 +314,13 @@ def _copies(
         whole = whole_sums and all(
             a == UNREDUCED and b >= 0 for a, b, (_, n) in zip(made, row, axes, strict=True) if n > 1
         )
-        size = local(value, np.full_like(row, NONE) if whole else row)
         key = (value, row.tobytes(), loop, behind[op])
+        taken.setdefault(key, []).append((op, position))
+        size = local(value, np.full_like(row, NONE) if whole else row, graph.taken(value, taken[key]))
+        if UNREDUCED in made and (graph.values[value].narrowed or graph.narrow_reads.issuperset(taken[key])):
+            size *= 2  # a sum's result lies in its own type
         before = copies.get(key, (start, stop, size))
-        copies[key] = (min(before[0], start), max(before[1], stop), size)
+        copies[key] = (min(before[0], start), max(before[1], stop), max(before[2], size))
         own.setdefault(value, []).append(copies[key][0] + 1)
     return copies, own
 

@@ -129,7 +129,7 @@ class CostModel:
         lane tiles long: half a packed row (compiles of pieces of 64 to 768 lanes, jax 0.10.2, libtpu 0.0.42.1).
         """
         more = np.zeros((len(tail), len(head)))
-        if self.profile.kind != "tpu" or tensor.item_bytes != 2 or not tensor.shape:
+        if self.profile.kind != "tpu" or tensor.item_bytes != 2 or tensor.narrowed or not tensor.shape:
             return more
         last = len(tensor.shape) - 1
         sizes = np.array([size for _, size in self.axes])
@@ -233,7 +233,8 @@ class CostModel:
         sizes = np.array([size for _, size in self.axes])
         for halo in rule.halos:
             cut = (options.factors == halo.factor) & (sizes > 1)
-            local = graph.values[op.operands[halo.operand]].bytes / pieces(options.operands[halo.operand], self.axes)
+            tensor = graph.taken(op.operands[halo.operand], [(op.index, halo.operand)])
+            local = tensor.bytes / pieces(options.operands[halo.operand], self.axes)
             element = local * np.where(cut, sizes, 1).prod(axis=1) / halo.extent
             for row in np.unique(cut, axis=0):
                 over = tuple(int(i) for i in np.flatnonzero(row))

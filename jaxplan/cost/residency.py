@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -42,14 +42,16 @@ class SecondStack(NamedTuple):
     begins: the copy needs nothing of the last product before that loop, and is made earlier (GPT-2's logits are there).
 
     Attributes:
-      value: one iteration's slice of it; trips: how many there are.
-      start, stop: when it is there.
+      value: one iteration's slice of it; trips: how many there are, in the slice's type.
+      start, stop: when it is there; sliced: of a converted one the operation that slices it, which may gather it
+        instead, converted.
     """
 
     value: int
     trips: float
     start: int
     stop: int
+    sliced: int = -1
 
 
 def run_times(flow: Flow, stored: Sequence[bool]) -> tuple[int, ...]:
@@ -121,20 +123,40 @@ def _ready(flow: Flow, value: int, op: Op, ready: Sequence[int]) -> int:
 
 
 def converted_stacks(flow: Flow) -> tuple[SecondStack, ...]:
-    """One for each argument that loops slice and convert to a smaller type."""
-    found: dict[tuple[int, str], SecondStack] = {}
-    slices = {op.results[0]: op for op in flow.graph.ops if op.primitive == "scan_slice"}
-    for op in flow.graph.ops:
-        sliced = slices.get(op.operands[0]) if op.primitive == "convert_element_type" else None
-        if sliced is None or flow.producers[sliced.operands[0]] >= 0:
-            continue
-        before, after = flow.graph.values[op.operands[0]], flow.graph.values[op.results[0]]
-        if after.item_bytes < before.item_bytes:
-            loop = flow.graph.loops[flow.loop_of[sliced.index]]
-            key = (sliced.operands[0], after.dtype)
-            first = found.get(key, SecondStack(op.results[0], loop.trips, loop.start, loop.stop))
-            found[key] = first._replace(start=min(first.start, loop.start), stop=max(first.stop, loop.stop))
+    """One for each argument that loops slice and read in a smaller type, or read so as it is."""
+    graph, found = flow.graph, dict[tuple[int, str], SecondStack]()
+
+    def add(before: int, after: int, dtype: str, times: float, loop: Loop, sliced: int = -1) -> None:
+        first = found.get((before, dtype), SecondStack(after, times, loop.start, loop.stop, sliced))
+        found[before, dtype] = first._replace(start=min(first.start, loop.start), stop=max(first.stop, loop.stop))
+
+    slices = {op.results[0]: op for op in graph.ops if op.primitive == "scan_slice"}
+    for op in graph.ops:
+        converted = op.operands[0] if op.primitive == "convert_element_type" else -1
+        sliced = slices.get(op.results[0] if op.primitive == "scan_slice" else converted)
+        if sliced is not None and flow.producers[sliced.operands[0]] < 0:
+            before, after = graph.values[sliced.results[0] if sliced is not op else op.operands[0]], op.results[0]
+            if graph.values[after].item_bytes < before.item_bytes:
+                loop = graph.loops[flow.loop_of[sliced.index]]
+                add(sliced.operands[0], after, graph.values[after].dtype, loop.trips, loop, sliced.index)
+    for value, loop in _read_rounded(graph):
+        add(value, value, graph.values[value].narrow().dtype, 0.5, loop)
     return tuple(found.values())
+
+
+def _read_rounded(graph: Graph) -> Iterator[tuple[int, Loop]]:
+    """(value, loop): what loops don't change, and all that read it in there round to half its bytes."""
+    producers, around = graph.producers(), graph.loops_around()
+    loops = {(loop.start, loop.stop): loop for loop in graph.loops}
+    reads: dict[tuple[int, tuple[int, int]], list[tuple[int, int]]] = {}
+    for value in sorted({graph.ops[op].operands[position] for op, position in graph.narrow_reads}):
+        for use in graph.uses()[value] if not graph.values[value].narrowed else ():
+            inside = [loop for loop in around[use[0]] if not loop[0] <= producers[value] < loop[1]]
+            if inside and graph.ops[use[0]].primitive != "scan_slice":
+                reads.setdefault((value, inside[0]), []).append(use)
+    for (value, place), uses in reads.items():
+        if graph.narrow_reads.issuperset(uses):
+            yield value, loops[place]
 
 
 def written_again(flow: Flow) -> set[int]:

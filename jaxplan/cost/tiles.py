@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 
 from ..ir import Value
-from ..sharding import MeshAxes, pieces
+from ..sharding import UNREDUCED, MeshAxes, pieces
 
 Tiling = Literal["any", "rows", "table"] | tuple[int, int]
 """Which dimensions lie in tiles: those that pad least, the last ones, or the last ones of a table (see the module); a
@@ -42,6 +42,8 @@ def device_bytes(
       platform: "tpu", "gpu" or "cpu"; tiling: which dimensions of a TPU's tensor lie in tiles, see the module.
     """
     whole = np.ceil(tensor.bytes / pieces(places, axes)).astype(np.int64)
+    if tensor.narrowed:  # a device's share of a sum is not
+        whole = np.where((places == UNREDUCED).any(axis=1), 2 * whole, whole)
     rank = len(tensor.shape)
     if platform != "tpu" or rank < 2:
         return whole

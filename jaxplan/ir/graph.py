@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ..errors import TraceError
@@ -45,7 +45,7 @@ class Site(NamedTuple):
 class Value:
     """One tensor. `shape` is global; `item_bytes` the size of an element; `site` where it is made (None: input).
 
-    `number` is what a literal is.
+    `number` is what a literal is; `narrowed`: it is f32 to the program and held in fewer bytes, its sums apart.
     """
 
     index: int
@@ -56,6 +56,15 @@ class Value:
     site: Site | None = None
     constant: bool = False
     number: float | None = None
+    narrowed: bool = False
+
+    def narrow(self) -> Value:
+        """The same held in bf16, see `cost.narrowed`."""
+        return self if self.narrowed else replace(self, dtype="bfloat16", item_bytes=2.0, narrowed=True)
+
+    def as_sent(self, kind: str) -> float:
+        """How many times its bytes a collective of this kind takes: sums of what is `narrowed` are of f32."""
+        return 2.0 if self.narrowed and kind in ("all_reduce", "reduce_scatter") else 1.0
 
     @property
     def bytes(self) -> float:
@@ -112,6 +121,7 @@ class Graph:
       loops: all loops, outer before inner.
       invariants: (value, where it enters a body): values that loops read and don't change, and what a remat body reads
         behind its barrier.
+      narrow_reads: (operation, operand position) pairs that read f32 rounded to bf16, see `cost.narrowed`.
       barriers: frames of bodies that are computed again (`jax.checkpoint`) and read what they read through a barrier.
       assumptions: what had to be assumed (a `while`'s trip count), in words.
     """
@@ -129,6 +139,7 @@ class Graph:
     loops: tuple[Loop, ...] = ()
     invariants: tuple[tuple[int, Site], ...] = ()
     barriers: frozenset[tuple[int, ...]] = frozenset()
+    narrow_reads: frozenset[tuple[int, int]] = frozenset()
     assumptions: tuple[str, ...] = field(default=())
 
     def verify(self) -> None:
@@ -155,6 +166,11 @@ class Graph:
                 raise TraceError(f"result {path!r} (value {output}) is never made")
         if len(self.inputs) != len(self.input_paths):
             raise TraceError(f"{len(self.inputs)} inputs but {len(self.input_paths)} paths")
+
+    def taken(self, value: int, reads: Iterable[tuple[int, int]]) -> Value:
+        """A value as these (operation, operand position) pairs take it together: rounded where all of them round."""
+        tensor = self.values[value]
+        return tensor.narrow() if not tensor.narrowed and self.narrow_reads.issuperset(reads) else tensor
 
     def uses(self) -> Sequence[Sequence[tuple[int, int]]]:
         """For every value the (operation, operand position) pairs that read it, in program order."""

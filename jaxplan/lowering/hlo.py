@@ -86,13 +86,15 @@ def compiled_collectives(
         if kind is None:
             continue
         channel = _CHANNEL.search(instruction.rest)
-        if run.fusion and channel:
+        scattered = "all-reduce-scatter" in run.fusion
+        if run.fusion and channel and not scattered:
             # the parts of an asynchronous collective stand in several fusions, of loops within its own too: one channel
+            # (sums that are combined and scattered have one as well, all the same: each is a fusion of its own)
             first = spread.setdefault(channel.group(1), len(found))
             if first < len(found):
                 found[first] = replace(found[first], trips=min(found[first].trips, run.trips))
                 continue
-        if kind == "all_reduce" and "all-reduce-scatter" in run.fusion:
+        if kind == "all_reduce" and scattered:
             kind = "reduce_scatter"
         parts = [bytes_of(run.siblings[name].type) for name in instruction.operands if name in run.siblings]
         if kind == "all_to_all":

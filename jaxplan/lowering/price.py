@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..cost import CostModel, MemoryProfile, idle, source_values, step_memory, traffic
+from ..cost import CostModel, MemoryProfile, idle, narrowed, source_values, step_memory, traffic
 from ..ir import Graph, Traced
 from ..plans import Constraint
 from ..sharding import Collective, Layout, Rule, partition
@@ -20,7 +20,7 @@ from .ahead import waited_values
 from .check import operation_of
 from .jit import lower_flat
 from .realised import Realised, realised
-from .sent import collective_prices
+from .sent import as_sent, collective_prices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +87,7 @@ def price(
     layouts = tuple(Layout(dims=dims) for dims in found.input_layouts)
     where = realised(graph, rules, model.axes, layouts, found)
     refined = replace(model, axes=where.axes, links=tuple(model.link(name) for name, _ in where.axes))
+    graph = narrowed(graph, rules, model.profile.kind)
     crossing = traffic(graph, rules, model.profile.kind)
     seconds, flops = {}, {}
     free = source_values(graph, rules)
@@ -100,7 +101,8 @@ def price(
             flops[op.index] = rule.flops * float(strategy.shares[0]) * op.trips
     for op_index, settling_s in _settling(graph, refined, where):
         seconds[op_index] = seconds.get(op_index, 0.0) + settling_s
-    sent = [(c, operation_of(c.scope)) for c in found.collectives if c.kind != "all_slice"]
+    asked = [(c, operation_of(c.scope)) for c in found.collectives if c.kind != "all_slice"]
+    sent = as_sent(graph, where.values, where.reads, asked)
     collectives = tuple(
         (c, op, paid.seconds_s)
         for (c, op), paid in zip(sent, collective_prices(graph, rules, model, sent), strict=True)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
+
+import numpy as np
 
 from ..cost import CostModel
 from ..ir import Graph, start_shares
@@ -55,3 +58,43 @@ def written_seconds(graph: Graph, collectives: Sequence[tuple[Collective, int]],
     """Of what is sent, what the step's own `shard_map`s send: the same in every plan."""
     own = (op >= 0 and item.written and graph.ops[op].primitive == "shard_map" for item, op in collectives)
     return sum(one.seconds_s for one, of_step in zip(sent, own, strict=True) if of_step)
+
+
+def as_sent(
+    graph: Graph,
+    values: Mapping[int, np.ndarray],
+    reads: Mapping[tuple[int, int], np.ndarray],
+    collectives: Sequence[tuple[Collective, int]],
+) -> tuple[tuple[Collective, int], ...]:
+    """The partitioner's collectives, which knows a program's own types alone, in the types that are sent.
+
+    Args:
+      graph: as `cost.narrowed` has it; values, reads: see `check`.
+
+    What no operand or result of its operation has the shape of is on its way into a loop: a stack.
+    """
+    stacks: dict[tuple[int, ...], set[bool]] = {}
+    for op in graph.ops:
+        for position, value in enumerate(op.operands):
+            if op.primitive in ("scan_slice", "carry_init"):
+                narrow = graph.taken(value, [(op.index, position)]).narrowed
+                stacks.setdefault(graph.values[value].shape, set()).add(narrow)
+    taken: dict[tuple[int, bytes], list[tuple[int, int]]] = {}
+    for use, row in reads.items():
+        taken.setdefault((graph.ops[use[0]].operands[use[1]], row.tobytes()), []).append(use)
+
+    def halved(item: Collective, op: int) -> bool:
+        if item.written or item.dtype != "float32" or item.kind in ("all_reduce", "reduce_scatter") or op < 0:
+            return False
+        moved = [
+            graph.taken(value, taken[value, reads[op, position].tobytes()]).narrowed
+            for position, value in enumerate(graph.ops[op].operands)
+            if graph.values[value].shape == item.shape and (op, position) in reads and value in values
+        ]
+        made = [graph.values[v].narrowed for v in graph.ops[op].results if graph.values[v].shape == item.shape]
+        return all(moved or made or stacks.get(item.shape) or [False])
+
+    return tuple(
+        (replace(item, bytes=item.bytes // 2, dtype="bfloat16") if halved(item, op) else item, op)
+        for item, op in collectives
+    )

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from ..cost import CostModel, Traffic, source_values, traffic
+from ..cost import CostModel, Traffic, narrowed, source_values, traffic
 from ..ir import (
     SUMS,
     Graph,
     Op,
+    Value,
     accumulating_ops,
     settled_values,
     start_shares,
@@ -52,6 +53,7 @@ def build(
         space is not `complete`. Operations of up to seven factors on three axes stay within the default.
     """
     rules = graph_rules(graph) if rules is None else rules
+    graph = graph if graph.narrow_reads else narrowed(graph, rules, model.profile.kind)
     crossing = crossing or traffic(graph, rules, model.profile.kind)
     builder = _Builder(graph, model, rules, crossing, input_pins or {}, output_pins or {}, max_strategies, waited)
     return builder.build(limit_bytes)
@@ -86,6 +88,7 @@ class _Builder:
         self.copies_inside: dict[int, Port] = {}
         self.copies_behind: dict[tuple[int, tuple[int, ...]], Port] = {}
         self.held: dict[int, Port] = {}
+        self.tensors: dict[int, Value] = {}  # by node: as what a copy is held
         self.reads: dict[tuple[int, int], Port] = {}
         self.taken_from: dict[tuple[int, int], Port] = {}
         self.node_op: dict[int, int] = {}
@@ -219,7 +222,7 @@ class _Builder:
         """What several read of a sum that an addition left pending is summed once for all of them."""
         adds = op.primitive in SUMS and op.index not in self.accumulating
         if adds and len(self.sharing.readers(value)) > 1 and (self.values[value].places == UNREDUCED).any():
-            self.finished[value] = self._copied(value, op.trips, tied=True)
+            self.finished[value] = self._copied(value, op.trips, (), tied=True)
 
     def _copy(self, value: int) -> None:
         returned = self.returned.get(value, 0)
@@ -230,12 +233,12 @@ class _Builder:
         if producer < 0 or self.sharing.follows(value):
             returned = 0
         if len(readers) + returned > 1 and self.graph.values[value].shape:
-            self.copies[value] = self._copied(value, self.sharing.trips(value))
+            self.copies[value] = self._copied(value, self.sharing.trips(value), () if returned else readers)
         if len(self.sharing.along(value)) > 1:
             self._hold(value)
         for region, behind in sorted(self.sharing.behind(value).items()):
             if len(behind) > 1 and self.graph.values[value].shape:
-                self.copies_behind[value, region] = self._copied(value, self.sharing.trips(value))
+                self.copies_behind[value, region] = self._copied(value, self.sharing.trips(value), behind)
 
     def _hold(self, value: int) -> None:
         """A stack that several loops go along may be resharded once, before them, and held for all of them."""
@@ -244,21 +247,29 @@ class _Builder:
             node=self._node(np.zeros(2 * len(layouts)), f"stack of {self.labels[made.node]}"),
             places=self._shared(np.concatenate([layouts, layouts])),
         )
-        self._edge(made, port, value, trips=self.sharing.trips(value), held=True)
+        tensor = self._taken(port, value, self.sharing.along(value))
+        self._edge(made, port, tensor, trips=self.sharing.trips(value), held=True)
         self.held[value] = port
 
     def _copy_inside(self, carry: int) -> None:
         """What the iterations of a loop read of its carry, they bring into layout once each."""
         readers = {o for o, _ in self.sharing.readers(carry) if self.sharing.shares_inside(carry, o)}
         if len(readers) > 1 and self.graph.values[carry].shape:
-            self.copies_inside[carry] = self._copied(carry, self.graph.ops[min(readers)].trips)
+            self.copies_inside[carry] = self._copied(carry, self.graph.ops[min(readers)].trips, readers)
 
-    def _copied(self, value: int, trips: float, *, tied: bool = False) -> Port:
+    def _copied(self, value: int, trips: float, readers: Collection[int], *, tied: bool = False) -> Port:
+        """`readers`: all that take the copy; () where others do too."""
         made, places = self.finished.get(value, self.values[value]), self._all(self.graph.values[value].shape)
         node = self._node(np.zeros(len(places)), f"{'sum' if tied else 'copy'} of {self.labels[made.node]}")
         port = Port(node=node, places=places)
-        self._edge(made, port, value, tied=tied, trips=trips)
+        self._edge(made, port, self._taken(port, value, readers), tied=tied, trips=trips)
         return port
+
+    def _taken(self, port: Port, value: int, readers: Collection[int]) -> Value:
+        """What all `readers` (operations) of a value take, who have the copy `port` alone; see `Graph.taken`."""
+        reads = [(o, p) for o, p in self.sharing.readers(value) if o in readers]
+        self.tensors[port.node] = self.graph.taken(value, reads) if reads else self.graph.values[value]
+        return self.tensors[port.node]
 
     def _read(self, op: Op, position: int, port: Port, *, tied: bool, trips: float) -> None:
         value = op.operands[position]
@@ -282,15 +293,15 @@ class _Builder:
         cut = made is copy and self.sharing.several(value)
         sliced = op.primitive == "scan_slice"
         uncut = op.index in self.totals
-        self._edge(made, port, value, tied=tied and can_tie, trips=trips, sliced=sliced, cut=cut, uncut=uncut)
+        tensor = self.tensors.get(made.node) or self.graph.taken(value, [(op.index, position)])
+        self._edge(made, port, tensor, tied=tied and can_tie, trips=trips, sliced=sliced, cut=cut, uncut=uncut)
 
-    def _edge(self, tail: Port, head: Port, value: int, **how: Any) -> None:
+    def _edge(self, tail: Port, head: Port, tensor: Value, **how: Any) -> None:
         """`how`: fields of `How`."""
         if tail.node == head.node:
             return
-        tensor = self.graph.values[value]
         # parts of a total are added up before they are summed: what is left is one scalar, with a start of its own
-        share = self.start_shares[value] if tensor.shape else 1.0
+        share = self.start_shares[tensor.index] if tensor.shape else 1.0
         costs, allowed, moved = self.passing.edge(tail.places, head.places, tensor, How(start_share=share, **how))
         self.edges.append(Edge(tail=tail.node, head=head.node, costs_s=costs, allowed=allowed))
         self.passages.append(moved)
@@ -315,7 +326,7 @@ class _Builder:
             ports[position] = port
             if made is not None:
                 settled = position in inputs_of and self.producers[value] >= 0
-                self._edge(made, port, value, settled=settled)
+                self._edge(made, port, self.graph.values[value], settled=settled)
                 if settled and made.node != port.node:
                     seconds = self.passing.settling(made.places, port.places, self.graph.values[value])
                     op = self.producers[value]
@@ -360,16 +371,18 @@ class _Builder:
                 if producer.primitive == "scan_stack":
                     made_stop = max(made_stop, self.sharing.around[producer.index][-1][1])
                 self.memory.add(port, value, start, made_stop)
-                self.memory.add(copy, value, made_stop, stop)
+                self.memory.add(copy, value, made_stop, stop, tensor=self.tensors[copy.node])
             else:
                 self.memory.add(port, value, start, stop)
         for (value, region), port in self.copies_behind.items():
             if value in inputs or self.stored[value]:
                 readers = self.sharing.behind(value)[region]
-                self.memory.add(port, value, min(readers), max(needed[o] for o in readers))
+                stop = max(needed[o] for o in readers)
+                self.memory.add(port, value, min(readers), stop, tensor=self.tensors[port.node])
         for value, port in self.held.items():
             loops = [self.sharing.around[o][-1] for o in self.sharing.along(value)]
-            self.memory.add(port, value, min(loops)[0], max(stop for _, stop in loops), held=True)
+            start, stop = min(loops)[0], max(stop for _, stop in loops)
+            self.memory.add(port, value, start, stop, held=True, tensor=self.tensors[port.node])
         for stack in self.crossing.second_stacks:
             if stack.value in self.values:
                 self.memory.add(self.values[stack.value], stack.value, stack.start, stack.stop, times=stack.trips)

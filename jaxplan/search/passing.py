@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -56,11 +55,11 @@ class Passing:
         self, tail: np.ndarray, head: np.ndarray, tensor: Value, how: How
     ) -> tuple[np.ndarray, np.ndarray | None, Passage]:
         """`float64[a, b]` seconds in a step, which pairs are possible (None: all), and what is moved."""
-        key = (id(tail), id(head), tensor.shape, tensor.item_bytes, how)
+        key = (id(tail), id(head), tensor.shape, tensor.item_bytes, tensor.narrowed, how)
         if key not in self._edges:
             costs, mask = self._held(tail, head, tensor, how) if how.held else self._priced(tail, head, tensor, how)
             allowed = None if mask.all() else self._shared(mask)
-            moved = Passage(tails=tail, heads=head, bytes=tensor.bytes, trips=how.trips)
+            moved = Passage(tails=tail, heads=head, tensor=tensor, trips=how.trips)
             self._edges[key] = self._shared(np.ascontiguousarray(costs)), allowed, moved
         return self._edges[key]
 
@@ -80,7 +79,10 @@ class Passing:
                 allowed &= ((a == b) | (a < 0) | (a == 0)).all(axis=2)
         if how.uncut:
             allowed &= ~((tail[:, None, :] == NONE) & (head[None, :, :] >= 0)).any(axis=2)
-        price = functools.partial(self.model.collective, start_share=how.start_share)
+
+        def price(kind: str, size: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+            return self.model.collective(kind, size * tensor.as_sent(kind), axes, start_share=how.start_share)
+
         once = self._between(tail, head).price(tensor.bytes, price)
         once = once + self.model.scattered_lanes_seconds(tail, head, tensor)
         if how.settled:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..ir import Value
 from ..sharding import Rule, Strategies
 from .folds import Folds
 from .narrow import SharedParts, narrow
@@ -32,12 +33,11 @@ class Port(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Passage:
-    """What an edge of the problem moves: a tensor of `bytes` in all, `trips` times a step, from row i of `tails` to row
-    j of `heads`."""
+    """What an edge moves: a tensor as it is sent, `trips` times a step, from row i of `tails` to row j of `heads`."""
 
     tails: np.ndarray
     heads: np.ndarray
-    bytes: float
+    tensor: Value
     trips: float
 
 

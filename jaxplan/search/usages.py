@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..cost import CostModel, Traffic, device_bytes, filled_since, place_bytes
-from ..ir import Graph
+from ..ir import Graph, Value
 from ..sharding import UNREDUCED, Strategies
 from .problem import Usage
 from .space import Port
@@ -30,18 +30,18 @@ class Usages:
 
     def add(
         self, port: Port, value: int, start: int, stop: int,
-        *, pending: bool = False, held: bool = False, times: float = 1.0,
+        *, pending: bool = False, held: bool = False, times: float = 1.0, tensor: Value | None = None,
     ) -> None:  # fmt: skip
         """A value at a port's layouts, in memory from operation `start` until before `stop`.
 
         Args:
           pending: only the strategies that leave a pending sum take memory; held: the second half of them does;
-            times: so many of it.
+            times: so many of it; tensor: in another type than the value's own.
         """
         if stop <= start:
             return
-        tensor, tiling = self.graph.values[value], self.crossing.tiling(value)
-        key = (id(port.places), tensor.shape, tensor.item_bytes, pending, held, times, tiling)
+        tensor, tiling = tensor or self.graph.values[value], self.crossing.tiling(value)
+        key = (id(port.places), tensor.shape, tensor.item_bytes, tensor.narrowed, pending, held, times, tiling)
         if key not in self._sizes:
             size = device_bytes(tensor, port.places, self.model.axes, self.model.profile.kind, tiling)
             size = np.ceil(size * times).astype(np.int64)

@@ -46,17 +46,16 @@ def test_tight_memory_has_layers_gathered_as_they_run() -> None:
     sums = ("reduce_scatter", "all_reduce")
     summed = sum(c.bytes * c.trips for c in roomy.collectives if c.kind in sums)
     whole = sum(c.bytes * c.trips for c in roomy.collectives if c.kind == "all_reduce")
-    # With room, gradients are summed and parameters gathered, each once, but for the head's, of which the embedding is
-    # the transpose: its sum is finished before the loop through the layers
+    # With room, gradients are summed and parameters gathered, each once, in bf16, which their products read, but for
+    # the head's, of which the embedding is the transpose: its sum is finished before the loop through the layers
     tied = next(t.bytes for t in roomy.inputs if t.kind == "parameter" and "token_embedding" in t.path)
-    assert gathered + whole == pytest.approx(parameter_bytes, rel=0.01)
+    assert gathered + whole == pytest.approx((parameter_bytes + tied) / 2, rel=0.01)
     assert parameter_bytes <= 1.01 * summed <= 1.02 * (parameter_bytes + tied)
 
-    # Half of this comes of the optimizer state that was whole and of residuals: the rest has to come of the parameters.
-    tight = _gpt_plan(int(roomy.cost.peak_bytes - 0.8 * parameter_bytes))
+    # State is in pieces already: as much as the gathered stacks take has to come mostly of them.
+    tight = _gpt_plan(int(roomy.cost.peak_bytes - 0.5 * parameter_bytes))
     assert tight.cost.peak_bytes <= tight.budget_bytes
-    assert _held(tight, "optimizer") < min(_held(roomy, "optimizer"), 0.15)
-    assert _held(tight, "parameter") < 0.7
+    assert _held(tight, "optimizer") < 0.15 and _held(tight, "parameter") < 0.15
     # The cut parameters are gathered where they are used, in the forward and again in the backward loop.
     assert sum(c.bytes * c.trips for c in tight.collectives if c.kind == "all_gather") > gathered
     assert tight.cost.step_s >= roomy.cost.step_s

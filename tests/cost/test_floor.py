@@ -43,7 +43,7 @@ def step_of(model: str, name: str, hardware: str = "tpu-v5e", **settings: Any) -
 def test_no_layouts_take_less(model: str, name: str, hardware: str, donate: Any) -> None:
     step, shapes = step_of(model, name, hardware, donate_argnums=donate)
     pipeline, pins = step.pipeline(shapes, {})
-    graph, random = pipeline.traced.graph, np.random.default_rng(0)
+    graph, random = pipeline.graph, np.random.default_rng(0)
     here = pipeline.space(pins)
     for axes in (GRID, (("data", 8), ("model", 2))):
         devices = math.prod(size for _, size in axes)
@@ -76,7 +76,7 @@ def test_a_refusal_that_is_plain_is_not_searched_for(monkeypatch: pytest.MonkeyP
     step, shapes = step_of("mlp", "tiny")
     pipeline, pins = step.pipeline(shapes, {})
     space = pipeline.space(pins)
-    floor = least_memory(pipeline.traced.graph, pipeline.rules, pipeline.crossing, space.values, space.reads, 8)
+    floor = least_memory(pipeline.graph, pipeline.rules, pipeline.crossing, space.values, space.reads, 8)
     step, shapes = step_of("mlp", "tiny", memory_budget=floor - 1)
     monkeypatch.setattr(candidates, "tradeoff", search)
     with pytest.raises(InfeasibleError, match="Smallest reachable peak"):

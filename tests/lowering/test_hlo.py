@@ -134,6 +134,7 @@ ENTRY %main (x: f32[8], y: f32[8,4], z: bf16[4]) -> f32[8] {
   %loop = (s32[], f32[8]{0}) while(%init), condition=%cond, body=%body
   %known = (s32[], f32[8]{0}) while(%init), condition=%cond, body=%body, backend_config={"known_trip_count":{"n":"3"}}
   %rs = f32[2,4]{1,0} fusion(%y), kind=kCustom, calls=%all-reduce-scatter.1, metadata={op_name="jit(f)/grad"}, backend_config={"estimated_cycles":"40"}
+  %other = f32[2,4]{1,0} fusion(%y), kind=kCustom, calls=%all-reduce-scatter.1, metadata={op_name="jit(f)/other"}
   %begin = bf16[16]{0} fusion(%z), kind=kCustom, calls=%async_begin
   %end = bf16[16]{0} fusion(%z), kind=kCustom, calls=%async_end
   %both = (f32[8]{0}, f32[8,4]{1,0}) all-reduce(%x, %y), channel_id=4, replica_groups={}, to_apply=%add
@@ -149,6 +150,7 @@ def test_loops_pairs_fusions_and_combined_collectives() -> None:
         ("all_gather", ("data",), 4 * 8 * 4, 5.0, "jit(f)/dot"),
         ("all_gather", ("data",), 4 * 8 * 4, 3.0, "jit(f)/dot"),
         ("reduce_scatter", ("data",), 8 * 4 * 4, 1.0, "jit(f)/grad"),
+        ("reduce_scatter", ("data",), 8 * 4 * 4, 1.0, "jit(f)/other"),  # XLA gives combined sums one channel
         ("all_gather", ("data",), 16 * 2, 1.0, ""),
         ("all_reduce", ("data", "model"), 8 * 4 + 8 * 4 * 4, 1.0, ""),
         ("collective_permute", ("model",), 8 * 4, 1.0, ""),

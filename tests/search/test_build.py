@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxplan.cost import CostModel
+from jaxplan.cost import CostModel, narrowed
 from jaxplan.hardware import axis_links, load_profile
 from jaxplan.ir import Graph, start_shares, trace
 from jaxplan.search import SEARCHES, Edge, Node, StrategyProblem, Termination, evaluate
 from jaxplan.search.build import build
 from jaxplan.search.space import Space, decide
-from jaxplan.sharding import reshard_steps
+from jaxplan.sharding import graph_rules, reshard_steps
 
 AXIS = (("data", 4),)
 GRID = (("data", 2), ("model", 2))
@@ -36,8 +36,9 @@ def model_of(axes: tuple[tuple[str, int], ...]) -> CostModel:
 def space_of(
     fn: Callable[..., Any], shapes: tuple[Any, ...], axes: Any, limit_bytes: int | None = None
 ) -> tuple[Graph, Space]:
-    graph = trace(fn, shapes, {}).graph
-    return graph, build(graph, model_of(axes), limit_bytes=limit_bytes)
+    graph, model = trace(fn, shapes, {}).graph, model_of(axes)
+    graph = narrowed(graph, graph_rules(graph), model.profile.kind)
+    return graph, build(graph, model, limit_bytes=limit_bytes)
 
 
 def _product(x: Any, w: Any) -> Any:
@@ -131,21 +132,21 @@ def walked_s(graph: Graph, space: Space, model: CostModel, chosen: tuple[int, ..
         graph, [rule.matmul for rule in space.rules], [bool(rule.reduction) for rule in space.rules]
     )
     hops = [
-        (graph.ops[op].operands[position], row, trips[op])
+        (graph.taken(graph.ops[op].operands[position], [(op, position)]), row, trips[op])
         for (op, position), row in decision.reads.items()
         if graph.ops[op].operands[position] in decision.values
     ]
-    hops += [(graph.outputs[position], row, 1.0) for position, row in decision.outputs.items()]
-    for value, wanted, times in hops:
-        made = decision.values[value]
-        steps = reshard_steps(made, wanted, graph.values[value].bytes, model.axes)
-        share = shares[value] if graph.values[value].shape else 1.0
+    hops += [(graph.values[graph.outputs[position]], row, 1.0) for position, row in decision.outputs.items()]
+    for tensor, wanted, times in hops:
+        made = decision.values[tensor.index]
+        steps = reshard_steps(made, wanted, tensor.bytes, model.axes)
+        share = shares[tensor.index] if tensor.shape else 1.0
         total += times * sum(
-            model.collective_over(step.kind, step.bytes, step.axes, start_share=share)
+            model.collective_over(step.kind, step.bytes * tensor.as_sent(step.kind), step.axes, start_share=share)
             for step in steps
             if step.kind != "all_slice"
         )
-        lanes = model.scattered_lanes_seconds(made[None], wanted[None], graph.values[value])
+        lanes = model.scattered_lanes_seconds(made[None], wanted[None], tensor)
         total += times * float(np.sum(lanes))
     return total
 
