@@ -26,7 +26,7 @@ _HOST_PRODUCTS = ((256, 256, 256), (512, 512, 512), (1024, 1024, 1024), (2048, 5
 DTYPES = ("float32", "bfloat16", "float16")
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "collective_permute")
 BYTES = tuple(2**power for power in (10, 14, 17, 20, 22, 24, 26))
-_HOST_BYTES = tuple(2**power for power in (8, 12, 16, 18, 20, 22))
+_HOST_BYTES = tuple(2**power for power in (8, 12, 16, 18, 20, 22, 24))
 _STREAM_BYTES = 2**28
 _HOST_STREAM_BYTES = 2**26
 
