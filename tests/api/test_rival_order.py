@@ -20,7 +20,7 @@ class Lowering:
 
 
 def candidate(step_s: float) -> Any:
-    return SimpleNamespace(step_s=lambda overlap: step_s)
+    return SimpleNamespace(step_s=lambda overlap: step_s, searched_s=lambda seconds, overlap: seconds)
 
 
 def promising(seconds: float) -> Any:

@@ -18,7 +18,7 @@ from jaxplan.search import Alike, Tied
 from jaxplan.sharding import Beside
 
 MESH = AbstractMesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
-LAYERS = 8
+LAYERS = 12
 
 
 def step(params: Any, x: jax.Array) -> Any:
