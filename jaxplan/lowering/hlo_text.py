@@ -21,6 +21,7 @@ _NAME = re.compile(r"%([\w.-]+)")
 _CALLED = re.compile(r"\b(?:calls|to_apply|body|branch_computations|true_computation|false_computation)="
                      r"(?:\{([^}]*)\}|%?([\w.-]+))")  # fmt: skip
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
+_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
 _TABLE = re.compile(r'(\d+) (?:"(.*)"|\{(.*)\})$')
 _FIELD = re.compile(r"(\w+)=(\d+)")
@@ -172,14 +173,18 @@ class Sources:
         self._frames = {k: _fields(v) for k, v in tables.get("StackFrames", {}).items()}
 
     def lines(self, frame: int) -> tuple[str, ...]:
-        """`"model.py:12 (forward)"`, as `Op.source` says it, of the calls that made an instruction; innermost first."""
+        """`"model.py:12 (forward)"`, as `Op.source` says it, of the calls that made an instruction; innermost first.
+
+        Our own calls, which had it lowered, are no lines of the program.
+        """
         found = []
         while frame in self._frames:
             fields = self._frames[frame]
             place = self._locations.get(fields.get("file_location_id", 0), {})
-            file = os.path.basename(self._files.get(place.get("file_name_id", 0), ""))
+            path = self._files.get(place.get("file_name_id", 0), "")
             function = self._functions.get(place.get("function_name_id", 0), "")
-            found.append(f"{file}:{place.get('line', 0)} ({function})")
+            if not path.startswith(_OWN):
+                found.append(f"{os.path.basename(path)}:{place.get('line', 0)} ({function})")
             parent = fields.get("parent_frame_id", 0)
             frame = parent if parent != frame else 0
         return tuple(found)

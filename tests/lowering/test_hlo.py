@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,8 +16,10 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import jaxplan
 from jaxplan.errors import ArgumentError
 from jaxplan.lowering.hlo import compiled_collectives, compiled_memory, estimated_cycles
+from jaxplan.lowering.hlo_text import Sources
 from jaxplan.lowering.replica_groups import groups_of, pairs_of
 from jaxplan.sharding.groups import axes_of_groups, axes_of_pairs
 
@@ -282,3 +285,30 @@ def test_compiled_for_tpu_cycles_and_collectives_grow_with_the_trips(tpu_topolog
     outside = 2 * estimated_cycles(text) - estimated_cycles(longer)
     assert 0 <= outside < estimated_cycles(text) / 2
     assert math.isfinite(estimated_cycles(text)) and estimated_cycles(text) > 0
+
+
+def test_the_calls_that_had_a_step_lowered_are_no_lines_of_it() -> None:
+    ours = Path(jaxplan.__file__).parent / "api" / "variant.py"
+    text = f'''HloModule m
+
+FileNames
+1 "/home/user/model.py"
+2 "{ours}"
+
+FunctionNames
+1 "forward"
+2 "Variant.lower"
+
+FileLocations
+1 {{file_name_id=1 function_name_id=1 line=12}}
+2 {{file_name_id=2 function_name_id=2 line=196}}
+
+StackFrames
+1 {{file_location_id=2 parent_frame_id=1}}
+2 {{file_location_id=1 parent_frame_id=1}}
+
+ENTRY %main () -> f32[] {{
+}}
+'''
+    assert Sources(text).lines(1) == ()
+    assert Sources(text).lines(2) == ("model.py:12 (forward)",)
