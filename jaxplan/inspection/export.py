@@ -9,7 +9,7 @@ once at first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -109,6 +109,7 @@ class _Fewest:
 
     Attributes:
       left: of each line the constraints, in program order.
+      priced: seconds and peak bytes by the lines that are there, each asked once.
     """
 
     plan: Plan
@@ -116,6 +117,7 @@ class _Fewest:
     within: float
     say: Callable[[str], None]
     left: dict[Line, list[Constraint]] = field(default_factory=dict)
+    priced: dict[frozenset[Line], tuple[float, int]] = field(default_factory=dict)
 
     def found(self) -> Export:
         for one in sorted(self.plan.constraints, key=lambda one: (*one.site.frame, one.site.equation)):
@@ -142,7 +144,7 @@ class _Fewest:
             self.say("interrupted: what was not tried stays")
         step_s, peak_bytes = self._price(())
         return Export(
-            plan=replace(self.plan, constraints=self._constraints(())), step_s=step_s, peak_bytes=peak_bytes,
+            plan=replace(self.plan, constraints=self._constraints(self.left)), step_s=step_s, peak_bytes=peak_bytes,
             all_s=all_s, none_s=none_s, lines=len(self.left), all_lines=len(lines),
         )  # fmt: skip
 
@@ -163,13 +165,15 @@ class _Fewest:
         self.say(f"{format_seconds(step_s)} without {len(lines)} lines; {len(self.left)} left")
         return good
 
-    def _constraints(self, without: Sequence[Line]) -> tuple[Constraint, ...]:
-        left_out = set(without)
-        kept = {id(one) for line, group in self.left.items() if line not in left_out for one in group}
+    def _constraints(self, lines: Collection[Line]) -> tuple[Constraint, ...]:
+        kept = {id(one) for line in lines for one in self.left[line]}
         return tuple(one for one in self.plan.constraints if id(one) in kept or one.why in _KERNELS)
 
-    def _price(self, without: Sequence[Line]) -> tuple[float, int]:
+    def _price(self, without: Collection[Line]) -> tuple[float, int]:
         """Seconds and peak bytes of the step with the lines that are left but these."""
-        inputs, outputs = [t.layout for t in self.plan.inputs], [t.layout for t in self.plan.outputs]
-        priced = self.auditor.price(inputs, outputs, self._constraints(without))
-        return priced.step_s(self.auditor.options.overlap), priced.memory.peak_bytes
+        lines = frozenset(self.left).difference(without)
+        if lines not in self.priced:
+            inputs, outputs = [t.layout for t in self.plan.inputs], [t.layout for t in self.plan.outputs]
+            step = self.auditor.price(inputs, outputs, self._constraints(lines))
+            self.priced[lines] = step.step_s(self.auditor.options.overlap), step.memory.peak_bytes
+        return self.priced[lines]
