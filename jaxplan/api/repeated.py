@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..ir import Graph, Traced
+from ..ir import Graph, Op, Traced
 from ..sharding import NONE, MeshAxes
 
 if TYPE_CHECKING:
@@ -22,12 +22,11 @@ def repeated(traced: Traced, kinds: Sequence[str], axes: MeshAxes, best: Candida
     along, where no dimension of that leaf is cut over the axis.
     """
     graph = traced.graph
-    keys = {op.operands[0] for op in graph.ops if op.primitive == "random_wrap"}
     leaves = [
         i
         for i, kind in enumerate(kinds)
         # a key is two numbers, and no batch
-        if kind == "batch" and len(traced.inputs[i].shape) > (graph.inputs[i] in keys)
+        if kind == "batch" and len(traced.inputs[i].shape) > _is_key(graph, graph.inputs[i])
     ]
     if not leaves:
         return ()
@@ -57,7 +56,15 @@ def repeated(traced: Traced, kinds: Sequence[str], axes: MeshAxes, best: Candida
 
 def _looped(graph: Graph, value: int) -> int:
     """How many leading dimensions of a value are gone through by loops alone, such as those over microbatches."""
-    readers = [op for op in graph.ops if value in op.operands]
+    readers = _readers(graph, value)
     if not readers or any(op.primitive != "scan_slice" for op in readers):
         return 0
     return 1 + min(_looped(graph, op.results[0]) for op in readers)
+
+
+def _is_key(graph: Graph, value: int) -> bool:
+    return any(op.primitive == "random_wrap" for op in _readers(graph, value))
+
+
+def _readers(graph: Graph, value: int) -> list[Op]:
+    return [graph.ops[op] for op, _ in graph.uses()[value]]
