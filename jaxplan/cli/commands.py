@@ -23,7 +23,7 @@ from .frontiers import add_curve, add_frontier, add_min_devices
 from .progress import progress
 from .searching import add_searching
 from .solving import add_solve
-from .step_arguments import add_step, leave_accelerators_alone, mesh_of, mesh_settings, options_of
+from .step_arguments import add_step, donated, leave_accelerators_alone, mesh_of, mesh_settings, options_of
 
 #: The unit of cost of an exported problem: the contest's costs are integers.
 PICOSECOND_S = 1e-12
@@ -176,7 +176,7 @@ def _plan(arguments: argparse.Namespace) -> None:
             settings.pop("mesh"),
             *source.shapes,
             **settings,
-            donate_argnums=source.donate_argnums if arguments.donate is None else arguments.donate,
+            donate_argnums=donated(arguments, source),
             memory_budget=arguments.memory,
             options=options_of(arguments),
         )
@@ -195,7 +195,8 @@ def _plan(arguments: argparse.Namespace) -> None:
                     plan,
                     source.step,
                     *source.shapes,
-                    donate_argnums=source.donate_argnums if arguments.donate is None else arguments.donate,
+                    donate_argnums=donated(arguments, source),
+                    hardware=arguments.hardware,
                     options=options_of(arguments),
                 )
             print(f"\n{exported}")
@@ -218,7 +219,7 @@ def _export_problem(arguments: argparse.Namespace) -> None:
         source = load_step(arguments.step, arguments.args)
         step = jaxplan.auto_shard(
             source.step, mesh_of(arguments), hardware=arguments.hardware, memory_budget=arguments.memory,
-            donate_argnums=source.donate_argnums if arguments.donate is None else arguments.donate,
+            donate_argnums=donated(arguments, source),
         )  # fmt: skip
         problem = step.problem(*source.shapes)
     write_contest(problem, arguments.json, PICOSECOND_S)
@@ -242,7 +243,7 @@ def _verify(arguments: argparse.Namespace) -> int:
         step = jaxplan.auto_shard(
             source.step,
             mesh,
-            donate_argnums=source.donate_argnums if arguments.donate is None else arguments.donate,
+            donate_argnums=donated(arguments, source),
             memory_budget=arguments.memory,
             options=options,
         )
@@ -270,7 +271,7 @@ def _audit(arguments: argparse.Namespace) -> None:
             mesh_of(arguments),
             *source.shapes,
             **subject,
-            donate_argnums=source.donate_argnums if arguments.donate is None else arguments.donate,
+            donate_argnums=donated(arguments, source),
             hardware=arguments.hardware,
             memory_budget=arguments.memory,
             options=options_of(arguments),

@@ -9,7 +9,7 @@ from typing import Any
 
 from .argument_types import counts, duration_s, output, ratio
 from .progress import progress
-from .step_arguments import add_memory, add_program, add_step, leave_accelerators_alone, mesh_of
+from .step_arguments import add_memory, add_program, add_step, donated, leave_accelerators_alone, mesh_of
 
 
 def add_frontier(commands: Any) -> None:
@@ -45,7 +45,7 @@ def _frontier(arguments: argparse.Namespace) -> None:
             *source.shapes,
             eps=arguments.eps,
             time_limit_s=arguments.limit,
-            donate_argnums=source.donate_argnums if arguments.donate is None else arguments.donate,
+            donate_argnums=donated(arguments, source),
             hardware=arguments.hardware,
         )
     _write(found, arguments)
@@ -115,7 +115,7 @@ def _counted(search: Callable[..., Any], arguments: argparse.Namespace) -> Any:
         **settings,
         hardware=arguments.hardware,
         memory=arguments.memory,
-        donate_argnums=source.donate_argnums if arguments.donate is None else arguments.donate,
+        donate_argnums=donated(arguments, source),
         options={"mesh_axes": arguments.mesh_axes},
     )
 

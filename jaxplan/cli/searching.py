@@ -8,7 +8,7 @@ from typing import Any
 
 from .argument_types import duration_s, output
 from .progress import progress
-from .step_arguments import add_step, leave_accelerators_alone, mesh_of
+from .step_arguments import add_step, donated, leave_accelerators_alone, mesh_of
 
 #: What a search is given where nothing is said.
 BUDGET_S = 30.0
@@ -55,7 +55,7 @@ def _search(arguments: argparse.Namespace) -> None:
             source.step,
             mesh_of(arguments),
             *source.shapes,
-            donate_argnums=source.donate_argnums if arguments.donate is None else arguments.donate,
+            donate_argnums=donated(arguments, source),
             hardware=arguments.hardware,
             memory_budget=arguments.memory,
             options=jaxplan.Options(search=arguments.algo, time_limit_s=arguments.budget, seed=arguments.seed),
@@ -80,7 +80,7 @@ def _compare(arguments: argparse.Namespace) -> None:
             *source.shapes,
             **({} if arguments.algos is None else {"searches": arguments.algos}),
             limit_s=arguments.budget,
-            donate_argnums=source.donate_argnums if arguments.donate is None else arguments.donate,
+            donate_argnums=donated(arguments, source),
             hardware=arguments.hardware,
             memory_budget=arguments.memory,
             options=jaxplan.Options(seed=arguments.seed),

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import MeshError
 from .argument_types import mesh_axes, mesh_axes_or_auto, positions
+
+if TYPE_CHECKING:
+    from .step_source import StepSource
 
 
 def add_step(
@@ -130,3 +133,9 @@ def mesh_of(arguments: argparse.Namespace) -> Any:
     if arguments.target is None:
         return jax.sharding.AbstractMesh(tuple(arguments.mesh.values()), tuple(arguments.mesh))
     return jaxplan.target(arguments.target).mesh(**arguments.mesh)
+
+
+def donated(arguments: argparse.Namespace, source: StepSource) -> tuple[int, ...]:
+    """The positions that `--donate` names; without it those that the step says."""
+    named: tuple[int, ...] | None = arguments.donate
+    return source.donate_argnums if named is None else named

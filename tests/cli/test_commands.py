@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import jaxplan
 from jaxplan.cli import main
 from jaxplan.errors import InfeasibleError, PlanFileError
 from jaxplan.frontier import Curve, DevicesPoint, Frontier, FrontierPoint
+from jaxplan.hardware import dump_profile, load_profile
 from jaxplan.plans import PlannedTask
 from tests.plans.factory import make_plan
 
@@ -167,7 +169,9 @@ def test_fewest_writes_the_constraints_that_matter(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(Path(__file__).parents[2])
-    command = ["plan", "models.mlp:tiny", "--mesh", "data=4,model=2", "--hardware", "cpu-host", "--fewest"]
+    mine = tmp_path / "mine.toml"  # a profile that no name is known of
+    mine.write_text(dump_profile(replace(load_profile("cpu-host"), name="mine")), encoding="utf-8")
+    command = ["plan", "models.mlp:tiny", "--mesh", "data=4,model=2", "--hardware", str(mine), "--fewest"]
     assert main(command) == 2
     assert "--fewest" in (said := capsys.readouterr()).err and "--python FILE" in said.err
     assert main([*command, "--python", str(tmp_path / "p.py")]) == 0
