@@ -92,10 +92,12 @@ def finished(value: Any, mesh: Any, scope: str = "") -> Any:
     """The sum of the parts, laid out as they are, made under the name `scope`; what is not held as it is."""
     if not isinstance(value, Held):
         return value
-    spec = PartitionSpec(*(axes or None for axes in value.dims))
+    dims = [axes or None for axes in value.dims]
     with jax.named_scope(scope) if scope else contextlib.nullcontext():
-        total = _summed(value.parts, tuple(range(len(value.axes))))
-        return jax.lax.with_sharding_constraint(total, NamedSharding(mesh, spec))
+        # in one dimension: of one for each axis XLA for CPU makes a sum over each axis (jax 0.10.2)
+        parts = value.parts.reshape(-1, *value.parts.shape[len(value.axes) :])
+        parts = jax.lax.with_sharding_constraint(parts, NamedSharding(mesh, PartitionSpec(value.axes, *dims)))
+        return jax.lax.with_sharding_constraint(_summed(parts, (0,)), NamedSharding(mesh, PartitionSpec(*dims)))
 
 
 def _summed(parts: Any, over: tuple[int, ...]) -> Any:

@@ -23,8 +23,9 @@ from .starts import in_range
 Pins = Mapping[Site, tuple[NamedSharding, ...]]
 """Sharding constraints by place; several at one place are applied one after another."""
 
-Pinned = dict[tuple[int, NamedSharding], tuple[Any, Any]]
-"""What values of one body were brought into already: (identity of a value, layout) -> that value, and as pinned.
+Pinned = dict[tuple[int, NamedSharding | None], tuple[Any, Any]]
+"""What values of one body were brought into already: (identity of a value, layout) -> that value, and as pinned; with
+no layout, of a sum in parts -> the parts, and the sum.
 
 What several read in one layout is brought there once: of constraints of their own, XLA for GPU was seen to make gathers
 of their own (activations that two products and a sum read, five all_gathers for two in a layer; jax 0.10.2).
@@ -145,10 +146,17 @@ class Replay:
         operands = []
         for i, value in enumerate(values):
             if isinstance(value, Held) and not self._takes_parts(eqn, position, frame):
-                with equation_context(eqn, scope):
-                    value = finished(value, self._mesh)
+                value = self._summed(value, eqn, scope, pinned)
             operands.append(self._pin(Site(frame, "operand", position, i), value, eqn, pinned) if there else value)
         return operands
+
+    def _summed(self, value: Held, eqn: Any, scope: str, pinned: Pinned) -> Any:
+        """The sum of what is held in parts: one for all that read it."""
+        key = id(value), None
+        if key not in pinned:
+            with equation_context(eqn, scope):
+                pinned[key] = value, finished(value, self._mesh)
+        return pinned[key][1]
 
     def _takes_parts(self, eqn: Any, position: int, frame: tuple[int, ...]) -> bool:
         loop_or_call = eqn.primitive.name in ("scan", "while") or call_of(eqn) is not None

@@ -10,16 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..cost import CostModel, Traffic, narrowed, source_values, traffic
-from ..ir import (
-    SUMS,
-    Graph,
-    Op,
-    Value,
-    accumulating_ops,
-    settled_values,
-    start_shares,
-    written_over,
-)  # fmt: skip
+from ..ir import SUMS, Graph, Op, Value, accumulating_ops, settled_values, start_shares, written_over
 from ..sharding import UNREDUCED, Rule, Strategies, all_places, busiest, graph_rules, pieces, strategies
 from .parts import parts_taken
 from .passing import How, Passing
@@ -84,6 +75,7 @@ class _Builder:
         self.labels: list[str] = []
         self.values: dict[int, Port] = {}
         self.finished: dict[int, Port] = {}
+        self.finishes: dict[int, Collection[int]] = {}  # the operations that read what is finished
         self.copies: dict[int, Port] = {}
         self.copies_inside: dict[int, Port] = {}
         self.copies_behind: dict[tuple[int, tuple[int, ...]], Port] = {}
@@ -219,10 +211,16 @@ class _Builder:
     # -- edges --------------------------------------------------------------------------------------------
 
     def _finish(self, value: int, op: Op) -> None:
-        """What several read of a sum that an addition left pending is summed once for all of them."""
-        adds = op.primitive in SUMS and op.index not in self.accumulating
-        if adds and len(self.sharing.readers(value)) > 1 and (self.values[value].places == UNREDUCED).any():
+        """What several read of a sum that an addition left pending, or a loop, is summed once for all of them."""
+        if op.primitive == "carry_init":
+            readers = {o for o, p in self.sharing.after_loop(value) if p not in self.parts.get(o, ())}
+            several = len(readers) + self.returned.get(value, 0) > 1
+        else:
+            readers = {o for o, _ in self.sharing.readers(value)}
+            several = len(readers) > 1 and op.primitive in SUMS and op.index not in self.accumulating
+        if several and (self.values[value].places == UNREDUCED).any():
             self.finished[value] = self._copied(value, op.trips, (), tied=True)
+            self.finishes[value] = readers
 
     def _copy(self, value: int) -> None:
         returned = self.returned.get(value, 0)
@@ -255,11 +253,14 @@ class _Builder:
         """What the iterations of a loop read of its carry, they bring into layout once each."""
         readers = {o for o, _ in self.sharing.readers(carry) if self.sharing.shares_inside(carry, o)}
         if len(readers) > 1 and self.graph.values[carry].shape:
-            self.copies_inside[carry] = self._copied(carry, self.graph.ops[min(readers)].trips, readers)
+            self.copies_inside[carry] = self._copied(carry, self.graph.ops[min(readers)].trips, readers, inside=True)
 
-    def _copied(self, value: int, trips: float, readers: Collection[int], *, tied: bool = False) -> Port:
-        """`readers`: all that take the copy; () where others do too."""
-        made, places = self.finished.get(value, self.values[value]), self._all(self.graph.values[value].shape)
+    def _copied(
+        self, value: int, trips: float, readers: Collection[int], *, tied: bool = False, inside: bool = False
+    ) -> Port:
+        """`readers`: all that take the copy; () where others do too. `inside`: of the loop that carries the value."""
+        there = self.values if inside else self.finished
+        made, places = there.get(value, self.values[value]), self._all(self.graph.values[value].shape)
         node = self._node(np.zeros(len(places)), f"{'sum' if tied else 'copy'} of {self.labels[made.node]}")
         port = Port(node=node, places=places)
         self._edge(made, port, self._taken(port, value, readers), tied=tied, trips=trips)
@@ -287,7 +288,8 @@ class _Builder:
         elif inside is not None and self.sharing.shares_inside(value, op.index):
             made, can_tie = inside, True
         else:
-            made, can_tie = self.finished.get(value, self.values[value]), self.sharing.follows(value)
+            finished = value in self.finished and op.index in self.finishes[value]
+            made, can_tie = (self.finished if finished else self.values)[value], self.sharing.follows(value)
         if made is not self.values[value]:
             self.taken_from[op.index, position] = made
         cut = made is copy and self.sharing.several(value)
@@ -362,8 +364,9 @@ class _Builder:
             if producer.primitive == "carry_init" and self.producers[value] >= 0:
                 start = producer.index
             if value in self.finished:
-                self.memory.add(port, value, start, start + 1, pending=True)
-                port = self.finished[value]
+                done = self.sharing.loop_after(value)[1] if producer.primitive == "carry_init" else start + 1
+                self.memory.add(port, value, start, done, pending=producer.primitive != "carry_init")
+                start, port = done - 1, self.finished[value]
             copy = self.copies.get(value)
             if copy is not None:
                 others = [needed[o] for o, _ in self.sharing.readers(value) if not self.sharing.shares(value, o)]

@@ -112,5 +112,13 @@ class Sharing:
 
     def shares_inside(self, carry: int, reader: int) -> bool:
         """Whether a reader of a loop's carry stands in that loop itself, in none further in, and may reshard it."""
-        loop = next((x for x in self._loops if x[0] > self._producers[carry]), None)
-        return loop is not None and self.around[reader][-1:] == (loop,) and not self.rules[reader].follows
+        return self.around[reader][-1:] == (self.loop_after(carry),) and not self.rules[reader].follows
+
+    def loop_after(self, carry: int) -> tuple[int, int]:
+        """The operations, from and until, of the loop that a `carry_init` enters."""
+        return next(x for x in self._loops if x[0] > self._producers[carry])
+
+    def after_loop(self, carry: int) -> list[tuple[int, int]]:
+        """(operation, operand) of those who read what a loop leaves of its carry."""
+        _, end = self.loop_after(carry)
+        return [(o, p) for o, p in self.readers(carry) if o >= end]

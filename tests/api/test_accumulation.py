@@ -162,6 +162,42 @@ def test_other_gradients_and_scaled_ones_too(name: str, cut: tuple[str, ...], me
     np.testing.assert_allclose(step(params, batch), jax.jit(fn)(params, batch), rtol=1e-5, atol=1e-6)
 
 
+def recurrent(params: Any, moments: Any, xs: Any) -> Any:
+    """A network that reads its weights in every iteration, and an optimizer that reads their gradient twice."""
+
+    def loss(params: Any) -> Any:
+        after, _ = lax.scan(
+            lambda h, _: (jnp.tanh(h @ params["w"] + params["b"]), None), xs, None, length=STEPS
+        )
+        return (after**2).mean()
+
+    grads = jax.grad(loss)(params)
+    moments = jax.tree.map(lambda m, g: 0.9 * m + g**2, moments, grads)
+    params = jax.tree.map(lambda p, g, m: p - 0.01 * jnp.tanh(g) / (1 + m), params, grads, moments)
+    return params, moments
+
+
+@pytest.mark.parametrize("axes", [("data",), ("data", "model")], ids=str)
+def test_what_is_read_twice_after_its_loop_is_summed_once(axes: tuple[str, ...], mesh_4x2: Mesh) -> None:
+    params = {"w": PARAMS["embed"], "b": PARAMS["embed"][0]}
+    args = params, jax.tree.map(np.zeros_like, params), BATCH[0]
+    pins = {"params/**": P(), "moments/**": P(), "xs": P(axes)}
+    step = jaxplan.auto_shard(
+        recurrent, mesh_4x2, constraints=pins, options={"compare_templates": False}, hardware="cpu-host"
+    )
+    text = step.lower(*args).compile().as_text()
+    compiled = compiled_collectives(text, tuple(mesh_4x2.shape.items()))
+    for found in (step.plan(*args).collectives, compiled):
+        over = [c for c in found if c.kind in ("all_reduce", "reduce_scatter") and set(c.axes) & set(axes)]
+        assert all(c.trips == 1 for c in over)  # the bias, summed over the batch and then reshaped, among them
+        gradients = [c.bytes for c in over]
+        # XLA reduces several tensors in one operation
+        assert sum(gradients) == sum(p.nbytes for p in params.values()), gradients
+        assert all(set(c.axes) == set(axes) for c in over)
+    for a, b in zip(jax.tree.leaves(step(*args)), jax.tree.leaves(jax.jit(recurrent)(*args)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
 def found(fn: Callable[..., Any], *args: Any) -> set[str]:
     graph = trace(fn, args, {}).graph
     return {graph.ops[i].primitive for i in accumulating_ops(graph)}

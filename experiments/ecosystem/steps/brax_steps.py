@@ -14,8 +14,8 @@ PACKAGE = "brax"
 
 
 def policy_gradient() -> Any:
-    """256 inverted pendulums, 8 steps, an MLP as policy."""
-    environment = envs.get_environment("inverted_pendulum", backend="spring")
+    """256 double pendulums, 8 steps, an MLP as policy; a single pendulum's reward is constant, its gradient none."""
+    environment = envs.get_environment("inverted_double_pendulum", backend="spring")
     sizes = (environment.observation_size, 256, 256, environment.action_size)
 
     def make(key: jax.Array) -> Any:
