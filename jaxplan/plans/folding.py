@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
@@ -60,9 +59,11 @@ def fold_paths(leaves: Iterable[tuple[str, Alike]]) -> list[Fold[Alike]]:
     groups: dict[tuple[str, Alike], list[str]] = {}
     for path, alike in leaves:
         groups.setdefault((_NUMBER.sub("*", path), alike), []).append(path)
-    splits = Counter(template for template, _ in groups)
+    templates: dict[str, list[str]] = {}
+    for (template, _), paths in groups.items():
+        templates.setdefault(template, []).extend(paths)
     folds = [
-        Fold(pattern=_pattern(template, paths, alone=splits[template] == 1), alike=alike, paths=tuple(paths))
+        Fold(pattern=_pattern(template, paths, templates[template]), alike=alike, paths=tuple(paths))
         for (template, alike), paths in groups.items()
     ]
     return _braced(folds)
@@ -89,23 +90,26 @@ def fold_tensors(tensors: Iterable[TensorPlan]) -> list[TensorRow]:
     return _with_companions(rows)
 
 
-def _pattern(template: str, paths: Sequence[str], *, alone: bool) -> str:
+def _pattern(template: str, paths: Sequence[str], among: Sequence[str]) -> str:
     """The template with each `*` replaced by its number where it is always the same one.
 
-    Where the template has other folds too, and one number alone tells them apart, that number's ranges stand.
+    Where that stands for others of the paths that it is `among` too, and one number alone tells them apart, that
+    number's ranges stand.
     """
-    numbers = [[int(n) for n in _NUMBER.findall(path)] for path in paths]
-    columns = [sorted(set(column)) for column in zip(*numbers, strict=True)]
-    varying = [column for column in columns if len(column) > 1]
+    columns = [sorted(set(column)) for column in zip(*map(_numbers, paths), strict=True)]
+    told = [column if len(column) == 1 else None for column in columns]
+    stands_for = sum(
+        all(c is None or n in c for n, c in zip(_numbers(path), told, strict=True)) for path in among
+    )
+    ranges = stands_for > len(paths) and told.count(None) == 1
     shown = iter(
-        str(column[0])
-        if len(column) == 1
-        else f"{{{_ranges(column)}}}"
-        if not alone and len(varying) == 1
-        else "*"
-        for column in columns
+        str(column[0]) if len(column) == 1 else f"{{{_ranges(column)}}}" if ranges else "*" for column in columns
     )
     return re.sub(r"\*", lambda _: next(shown), template)
+
+
+def _numbers(path: str) -> list[int]:
+    return [int(number) for number in _NUMBER.findall(path)]
 
 
 def _ranges(numbers: Sequence[int]) -> str:

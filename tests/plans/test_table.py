@@ -37,6 +37,11 @@ def test_a_number_that_never_varies_is_kept() -> None:
     assert row.pattern == "o/0/mu/l*/w"
 
 
+def test_a_number_that_another_one_tells_apart_stands_for_all() -> None:
+    rows = fold_tensors(leaves("p/0/b1", "p/1/b1") + leaves("p/0/b2", "p/1/b2", layout=CUT))
+    assert [row.pattern for row in rows] == ["p/*/b1", "p/*/b2"]
+
+
 def test_names_that_lie_alike_share_a_row_and_others_do_not() -> None:
     rows = fold_tensors(
         leaves("p/a/bias", "p/a/scale", "p/b/bias", "p/b/scale") + leaves("p/c/bias", layout=CUT)
