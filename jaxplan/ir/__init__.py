@@ -5,6 +5,7 @@ from .accumulate import Parts as Parts
 from .accumulate import accumulating_ops as accumulating_ops
 from .accumulate import turned_sums as turned_sums
 from .ends import start_shares as start_shares
+from .ends import total_shares as total_shares
 from .flatten import Stated as Stated
 from .flatten import call_of as call_of
 from .foreign_mesh import auto_mesh_of as auto_mesh_of

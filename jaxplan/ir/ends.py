@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from .accumulate import SUMS
 from .graph import Graph
 
 _Body = tuple[tuple[int, int], ...]
@@ -42,6 +43,36 @@ def start_shares(graph: Graph, products: Sequence[bool], sums: Sequence[bool]) -
         count = finished[body] if late[value] else fetched[body] if early[value] else twins.get(maker, 1)
         shares.append(1.0 / max(count, 1))
     return tuple(shares)
+
+
+def total_shares(graph: Graph) -> dict[int, float]:
+    """Of every number that is added up from several, and of these: how much of the total it is, by count of parts.
+
+    The sums over devices of a total's parts, such as the squares that make a norm, start together: whichever of them
+    are summed before they are added, the shares of what is summed come to one start at most.
+    """
+    producers, uses = graph.producers(), graph.uses()
+    bodies = graph.loops_around()
+    adds = {op.results[0] for op in graph.ops if op.primitive in SUMS and not graph.values[op.results[0]].shape}
+
+    def added(value: int) -> list[int]:
+        """What a number is added up from: not of a loop's other iterations, nor what others read too."""
+        op = graph.ops[producers[value]]
+        return [
+            v for v in op.operands
+            if producers[v] >= 0 and bodies[producers[v]] == bodies[op.index] and len(uses[v]) == 1
+        ]  # fmt: skip
+
+    parts: dict[int, int] = {}
+    for op in graph.ops:  # in program order: what is added up comes first
+        for value in adds.intersection(op.results):
+            parts[value] = sum(parts.get(v, 1) for v in added(value))
+    found: dict[int, float] = {}
+    for value in sorted(adds, key=lambda value: -producers[value]):
+        total = found.setdefault(value, 1.0)
+        for v in added(value):
+            found[v] = total * parts.get(v, 1) / parts[value]
+    return found
 
 
 def _twins(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from ..ir import SUMS, Graph, Op, Site
 from ..plans import Constraint
-from ..sharding import NONE, UNREDUCED, Layout, cut_locally, reshard_path, runs_locally, sums_locally
+from ..sharding import NONE, UNREDUCED, Layout, Rule, cut_locally, reshard_path, runs_locally, sums_locally
 from .kernels import LOCAL
 from .order import Orders
 from .pending import HELD, held_values
@@ -21,6 +21,7 @@ def finished(row: np.ndarray) -> np.ndarray:
 
 def planned_constraints(
     graph: Graph,
+    rules: Sequence[Rule],
     values: Mapping[int, np.ndarray],
     reads: Mapping[tuple[int, int], np.ndarray],
     copies: Mapping[tuple[int, int], np.ndarray],
@@ -42,7 +43,7 @@ def planned_constraints(
     producers = graph.producers()
     held = held_values(graph, values, reads)
     turned, at_once = turned_sums(graph, values, reads, held), _scattered_at_once(graph, values, reads, held, waited)
-    gathered = gathered_products(graph, values, reads)
+    kept = gathered_products(graph, values, reads) | made_whole(graph, rules, values, reads)
     pins: dict[tuple[Site, Layout], Constraint] = {}
 
     def pin(site: Site | None, layout: Layout, value: int, source: str, primitive: str, why: str) -> None:
@@ -66,7 +67,7 @@ def planned_constraints(
             index, position = at_once[value]
             scattered = orders.on_the_way(value, index, position, reads[index, position], rank)
             pin(graph.values[value].site, scattered, value, op.source, op.primitive, "sum")
-        elif at_edge or UNREDUCED in row.tolist() or value in gathered:
+        elif at_edge or UNREDUCED in row.tolist() or value in kept:
             made = orders.layout("value", value, 0, finished(row), rank)
             why = "sum" if UNREDUCED in row.tolist() and not at_edge else "propagation"
             pin(graph.values[value].site, made, value, op.source, op.primitive, why)
@@ -108,6 +109,28 @@ def gathered_products(
                 continue
             if all(((made >= 0) & (row == NONE)).any() for row in read):
                 found.add(value)
+    return frozenset(found)
+
+
+def made_whole(
+    graph: Graph, rules: Sequence[Rule], values: Mapping[int, np.ndarray], reads: Mapping[tuple[int, int], np.ndarray]
+) -> frozenset[int]:
+    """What is read both as it is made and cut along a dimension that its maker keeps whole, as concatenation does.
+
+    Unpinned, it takes the layout of the one pin among its readers (see `gathered_products`), as far as its maker's rule
+    goes, and Shardy reshards it for all of them: the others are given pieces that they did not ask for.
+    """
+    producers, uses, found = graph.producers(), graph.uses(), set[int]()
+    for value, row in values.items():
+        maker = producers[value]
+        if maker < 0 or len(uses[value]) < 2 or UNREDUCED in row.tolist():
+            continue
+        dims = rules[maker].results[graph.ops[maker].results.index(value)]
+        kept = [d for d, factors in enumerate(dims) if rules[maker].need_replication.issuperset(factors)]
+        read = [reads[use] for use in uses[value] if use in reads]
+        cut = any(np.isin(other, kept).any() for other in read)
+        if cut and any(np.array_equal(other, row) for other in read):
+            found.add(value)
     return frozenset(found)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..cost import CostModel, Traffic, narrowed, source_values, traffic
-from ..ir import SUMS, Graph, Op, Value, accumulating_ops, settled_values, start_shares, written_over
+from ..ir import SUMS, Graph, Op, Value, accumulating_ops, settled_values, written_over
 from ..sharding import UNREDUCED, Rule, Strategies, all_places, busiest, graph_rules, pieces, strategies
 from .parts import parts_taken
 from .passing import How, Passing
@@ -63,9 +63,6 @@ class _Builder:
         self.producers, self.uses = graph.producers(), graph.uses()
         self.sharing = Sharing(graph, rules)
         self.totals = totals(graph, rules) if model.profile.kind == "tpu" else frozenset[int]()
-        self.start_shares = start_shares(
-            graph, [rule.matmul for rule in rules], [bool(rule.reduction) for rule in rules]
-        )
         self.accumulating = accumulating_ops(graph)
         self.parts = parts_taken(graph, rules, self.accumulating, waited)
         self.nodes: list[Node] = []
@@ -78,6 +75,8 @@ class _Builder:
         self.finishes: dict[int, Collection[int]] = {}  # the operations that read what is finished
         self.copies: dict[int, Port] = {}
         self.copies_inside: dict[int, Port] = {}
+        self.rounded: dict[int, Port] = {}
+        self.rounding: dict[int, set[int]] = {}
         self.copies_behind: dict[tuple[int, tuple[int, ...]], Port] = {}
         self.held: dict[int, Port] = {}
         self.tensors: dict[int, Value] = {}  # by node: as what a copy is held
@@ -104,25 +103,13 @@ class _Builder:
         outputs = self._outputs()
         self._usages()
         problem = StrategyProblem(
-            nodes=tuple(self.nodes),
-            edges=tuple(self.edges),
-            usages=tuple(self.memory.usages),
-            limit_bytes=limit_bytes,
+            nodes=tuple(self.nodes), edges=tuple(self.edges), usages=tuple(self.memory.usages), limit_bytes=limit_bytes
         )
         return Space(
-            problem=problem,
-            rules=self.rules,
-            values=self.values,
-            reads=self.reads,
-            outputs=outputs,
-            copies=self.taken_from,
-            passages=tuple(self.passages),
-            settling=tuple(self.settling),
-            labels=tuple(self.labels),
-            node_op=self.node_op,
-            strategies=self.node_strategies,
-            complete=self.complete,
-        )
+            problem=problem, rules=self.rules, values=self.values, reads=self.reads, outputs=outputs,
+            copies=self.taken_from, passages=tuple(self.passages), settling=tuple(self.settling),
+            labels=tuple(self.labels), node_op=self.node_op, strategies=self.node_strategies, complete=self.complete,
+        )  # fmt: skip
 
     # -- nodes --------------------------------------------------------------------------------------------
 
@@ -232,22 +219,32 @@ class _Builder:
             returned = 0
         if len(readers) + returned > 1 and self.graph.values[value].shape:
             self.copies[value] = self._copied(value, self.sharing.trips(value), () if returned else readers)
+            self._round(value, readers)
         if len(self.sharing.along(value)) > 1:
             self._hold(value)
         for region, behind in sorted(self.sharing.behind(value).items()):
             if len(behind) > 1 and self.graph.values[value].shape:
                 self.copies_behind[value, region] = self._copied(value, self.sharing.trips(value), behind)
 
+    def _round(self, value: int, readers: Collection[int]) -> None:
+        """What some of those that share a copy round to bf16 may be resharded for these alone, rounded."""
+        rounding = self.sharing.rounding(value, readers)
+        if rounding and not self.tensors[self.copies[value].node].narrowed:
+            self.rounding[value] = rounding
+            self.rounded[value] = self._resharded(self.copies[value], value, rounding, "rounded")
+
+    def _resharded(self, made: Port, value: int, readers: Collection[int], label: str) -> Port:
+        """A decision whether `readers` take what is `made` as it lies or resharded for all of them, see `How.held`."""
+        layouts = self._all(self.graph.values[value].shape)
+        node = self._node(np.zeros(2 * len(layouts)), f"{label} {self.labels[made.node]}")
+        port = Port(node=node, places=self._shared(np.concatenate([layouts, layouts])))
+        self._edge(made, port, self._taken(port, value, readers), trips=self.sharing.trips(value), held=True)
+        return port
+
     def _hold(self, value: int) -> None:
         """A stack that several loops go along may be resharded once, before them, and held for all of them."""
-        made, layouts = self.finished.get(value, self.values[value]), self._all(self.graph.values[value].shape)
-        port = Port(
-            node=self._node(np.zeros(2 * len(layouts)), f"stack of {self.labels[made.node]}"),
-            places=self._shared(np.concatenate([layouts, layouts])),
-        )
-        tensor = self._taken(port, value, self.sharing.along(value))
-        self._edge(made, port, tensor, trips=self.sharing.trips(value), held=True)
-        self.held[value] = port
+        made = self.finished.get(value, self.values[value])
+        self.held[value] = self._resharded(made, value, self.sharing.along(value), "stack of")
 
     def _copy_inside(self, carry: int) -> None:
         """What the iterations of a loop read of its carry, they bring into layout once each."""
@@ -261,8 +258,8 @@ class _Builder:
         """`readers`: all that take the copy; () where others do too. `inside`: of the loop that carries the value."""
         there = self.values if inside else self.finished
         made, places = there.get(value, self.values[value]), self._all(self.graph.values[value].shape)
-        node = self._node(np.zeros(len(places)), f"{'sum' if tied else 'copy'} of {self.labels[made.node]}")
-        port = Port(node=node, places=places)
+        label = f"{'sum' if tied else 'copy'} of {self.labels[made.node]}"
+        port = Port(node=self._node(np.zeros(len(places)), label), places=places)
         self._edge(made, port, self._taken(port, value, readers), tied=tied, trips=trips)
         return port
 
@@ -282,7 +279,8 @@ class _Builder:
         if value in self.held and op.index in self.sharing.along(value):
             made, can_tie = self.held[value], self.sharing.follows(value)
         elif copy is not None and self.sharing.shares(value, op.index):
-            made, can_tie = copy, not self.sharing.follows(value)
+            made = self.rounded[value] if op.index in self.rounding.get(value, ()) else copy
+            can_tie = not self.sharing.follows(value)
         elif behind is not None and op.index in self.sharing.behind(value)[region]:
             made, can_tie = behind, not self.sharing.follows(value)
         elif inside is not None and self.sharing.shares_inside(value, op.index):
@@ -292,7 +290,7 @@ class _Builder:
             made, can_tie = (self.finished if finished else self.values)[value], self.sharing.follows(value)
         if made is not self.values[value]:
             self.taken_from[op.index, position] = made
-        cut = made is copy and self.sharing.several(value)
+        cut = any(made is port for port in (copy, self.rounded.get(value))) and self.sharing.several(value)
         sliced = op.primitive == "scan_slice"
         uncut = op.index in self.totals
         tensor = self.tensors.get(made.node) or self.graph.taken(value, [(op.index, position)])
@@ -302,8 +300,7 @@ class _Builder:
         """`how`: fields of `How`."""
         if tail.node == head.node:
             return
-        # parts of a total are added up before they are summed: what is left is one scalar, with a start of its own
-        share = self.start_shares[tensor.index] if tensor.shape else 1.0
+        share = self.sharing.start_share(tensor)
         costs, allowed, moved = self.passing.edge(tail.places, head.places, tensor, How(start_share=share, **how))
         self.edges.append(Edge(tail=tail.node, head=head.node, costs_s=costs, allowed=allowed))
         self.passages.append(moved)
@@ -382,6 +379,9 @@ class _Builder:
                 readers = self.sharing.behind(value)[region]
                 stop = max(needed[o] for o in readers)
                 self.memory.add(port, value, min(readers), stop, tensor=self.tensors[port.node])
+        for value, port in self.rounded.items():
+            stop = max(needed[o] for o in self.rounding[value])
+            self.memory.add(port, value, min(self.rounding[value]), stop, held=True, tensor=self.tensors[port.node])
         for value, port in self.held.items():
             loops = [self.sharing.around[o][-1] for o in self.sharing.along(value)]
             start, stop = min(loops)[0], max(stop for _, stop in loops)

@@ -8,11 +8,11 @@ nothing to gather.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from ..ir import Graph
+from ..ir import Graph, Value, start_shares, total_shares
 from ..sharding import NONE, UNREDUCED, Rule
 
 
@@ -35,6 +35,8 @@ class Sharing:
         self.graph, self.rules = graph, rules
         self.around = graph.loops_around()
         self._producers, self._uses = graph.producers(), graph.uses()
+        self._starts = start_shares(graph, [rule.matmul for rule in rules], [bool(rule.reduction) for rule in rules])
+        self._totals = total_shares(graph)
         self._behind: dict[int, dict[tuple[int, ...], set[int]]] = {}
         self._loops = sorted(((x.start, x.stop) for x in graph.loops), key=lambda loop: (loop[0], -loop[1]))
 
@@ -47,6 +49,15 @@ class Sharing:
         """(operation, operand) of the readers of a value other than the carry's own bookkeeping."""
         ops = self.graph.ops
         return [(o, p) for o, p in self._uses[value] if not (ops[o].primitive == "carry_next" and p == 1)]
+
+    def start_share(self, tensor: Value) -> float:
+        """Of a start of what sends a value, how much is its own, see `ir.start_shares` and `ir.total_shares`."""
+        return self._starts[tensor.index] if tensor.shape else self._totals.get(tensor.index, 1.0)
+
+    def rounding(self, value: int, readers: Collection[int]) -> set[int]:
+        """Of `readers`, operations, those that round all they read of a value to bf16, see `cost.narrowed`."""
+        reads = [(o, p) for o, p in self.readers(value) if o in readers]
+        return {o for o, _ in reads} - {o for o, p in reads if (o, p) not in self.graph.narrow_reads}
 
     def trips(self, value: int) -> float:
         """How often what a value is copied from is there anew in one step: a loop's stack only when all is stacked."""

@@ -17,7 +17,9 @@ from jaxplan.ir import trace
 from jaxplan.sharding import MeshAxes, reshard_steps
 
 MESHES: dict[str, MeshAxes] = {
+    "8": (("data", 8),),
     "4x2": (("data", 4), ("model", 2)),
+    "2x4": (("data", 2), ("model", 4)),
     "2x2x2": (("data", 2), ("fsdp", 2), ("model", 2)),
 }
 NOISE = 1e-3
@@ -68,22 +70,23 @@ def planned(model: str, mesh: str, template: str | None) -> tuple[Sent, Sent]:
 
 
 _SLOW = [
-    ("alexnet", "4x2", None), ("gnn", "4x2", None), ("gpt", "4x2", "fsdp"), ("lstm", "4x2", None),
-    ("moe", "4x2", None), ("moe", "4x2", "fsdp"), ("nmt", "4x2", None), ("t5", "4x2", None),
-    ("unet", "4x2", None), ("vgg", "4x2", None), ("whisper", "4x2", None),
+    ("gpt", "4x2", "fsdp"), ("lstm", "4x2", None), ("moe", "8", None), ("moe", "4x2", "fsdp"), ("t5", "4x2", None),
+    ("unet", "4x2", None), ("vgg", "4x2", None), ("vit", "2x4", None), ("whisper", "8", None), ("gpt", "2x4", None),
+    ("t5", "2x2x2", None), ("llama", "2x2x2", None), ("alexnet", "2x2x2", None), ("gnn", "2x2x2", None),
 ]  # fmt: skip
-_TURNED = [("dlrm", "4x2", None), ("gpt", "2x2x2", None), ("vit", "2x2x2", None)]
+_TURNED = [("dlrm", "2x2x2", None), ("gpt", "2x2x2", None), ("moe", "4x2", None)]
 _TWO_ORDERS = pytest.mark.xfail(
     strict=True, reason="a dimension has one order of axes, its readers want two: the search knows no orders"
 )
-"""Of such tiny steps, bytes alone counted, 1 to 9 %; of published sizes at most 0.5 % of a step."""
+"""Of such tiny steps, bytes alone counted, 3 to 7 %; of published sizes at most 0.5 % of a step."""
 
 
 @pytest.mark.parametrize(
     ("model", "mesh", "template"),
     [
         ("mlp", "4x2", None), ("mlp", "2x2x2", None), ("mlp", "4x2", "fsdp"), ("llama", "4x2", None),
-        *(pytest.param(model, "4x2", None, marks=_TWO_ORDERS) for model in ("vit", "mamba")),
+        *((model, "4x2", None) for model in ("vit", "alexnet", "dlrm", "gnn")),
+        pytest.param("mamba", "4x2", None, marks=_TWO_ORDERS),
         *(pytest.param(*case, marks=pytest.mark.slow) for case in _SLOW),
         *(pytest.param(*case, marks=[pytest.mark.slow, _TWO_ORDERS]) for case in _TURNED),
     ],

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxplan.ir import Graph, start_shares, trace
+from jaxplan.ir import Graph, start_shares, total_shares, trace
 
 SQUARE = jax.ShapeDtypeStruct((8, 8), jnp.float32)
 
@@ -87,3 +87,28 @@ def test_sums_alike_of_which_none_waits_for_another_start_together() -> None:
         ("reduce_sum", 0.5), ("reduce_sum", 0.5), ("reduce_sum", 1.0), ("reduce_max", 1.0),
         ("dot_general", 0.5), ("dot_general", 0.5), ("dot_general", 1.0),
     ]  # fmt: skip
+
+
+def test_whichever_parts_of_a_total_are_summed_they_share_one_start() -> None:
+    def norm(*gradients: jax.Array) -> Any:
+        squares = [jnp.sum(g**2) for g in gradients]
+        return jnp.sqrt(sum(squares)), jnp.sum(gradients[0])
+
+    graph = graph_of(norm, *[SQUARE] * 4)
+    shares = total_shares(graph)
+    sums = [op.results[0] for op in graph.ops if op.primitive == "reduce_sum"]
+    adds = [op.results[0] for op in graph.ops if op.primitive == "add"]
+    assert [shares.get(v) for v in sums] == [0.25, 0.25, 0.25, 0.25, None]  # the last is no part of any
+    assert [shares[v] for v in adds] == [0.25, 0.5, 0.75, 1.0]  # Python's `sum` begins with zero
+
+
+def test_a_number_that_others_read_is_a_total_of_its_own() -> None:
+    def step(a: jax.Array, b: jax.Array, c: jax.Array) -> Any:
+        ours = jnp.sum(a) + jnp.sum(b)
+        return jnp.exp(ours), ours + jnp.sum(c)
+
+    graph = graph_of(step, SQUARE, SQUARE, SQUARE)
+    shares = total_shares(graph)
+    first, second = (op.results[0] for op in graph.ops if op.primitive == "add")
+    assert (shares[first], shares[second]) == (1.0, 1.0)
+    assert [shares[op.results[0]] for op in graph.ops if op.primitive == "reduce_sum"] == [0.5, 0.5, 1.0]

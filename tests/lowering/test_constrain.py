@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from jaxplan.ir import trace
-from jaxplan.lowering.constrain import gathered_products
+from jaxplan.lowering.constrain import gathered_products, made_whole
+from jaxplan.sharding import graph_rules
 
 ROWS, COLUMNS = np.array([0], np.int8), np.array([1], np.int8)
 WHOLE, PENDING = np.array([-1], np.int8), np.array([-2], np.int8)
@@ -26,3 +27,25 @@ def test_a_product_that_is_gathered_is_pinned_in_its_pieces(made: np.ndarray, re
     (reader,) = graph.uses()[product.results[0]]
     found = gathered_products(graph, {product.results[0]: made}, {reader: read})
     assert found == ({product.results[0]} if pinned else set())
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "pinned"),
+    [(ROWS, COLUMNS, True), (ROWS, ROWS, False), (COLUMNS, COLUMNS, False), (ROWS, WHOLE, False)],
+)
+def test_what_is_concatenated_is_pinned_where_one_of_its_readers_cuts_along_that(
+    first: np.ndarray, second: np.ndarray, pinned: bool
+) -> None:
+    """A translator's attention: the reader that wanted none of it was given those pieces, and summed its product."""
+    shape = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+
+    def step(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+        both = jnp.concatenate([x, x], axis=1)
+        return both @ w.T @ w, both.T @ x
+
+    wide = jax.ShapeDtypeStruct((64, 128), jnp.float32)
+    graph = trace(step, (shape, wide), {}).graph
+    (joined,) = (op.results[0] for op in graph.ops if op.primitive == "concatenate")
+    one, other = graph.uses()[joined]
+    found = made_whole(graph, graph_rules(graph), {joined: ROWS}, {one: first, other: second})
+    assert found == ({joined} if pinned else set())
