@@ -15,7 +15,7 @@ import numpy as np
 
 from ..hardware import AxisLink, Profile, sums_are_whole
 from ..ir import Graph, Op, Value
-from ..sharding import UNREDUCED, MeshAxes, Rule, Strategies, pieces, strategies
+from ..sharding import NONE, UNREDUCED, MeshAxes, Rule, Strategies, pieces, strategies
 from .bodies import Body
 from .collectives import collective_seconds, combined_share, most_combined_bytes
 from .compute import roofline_seconds
@@ -243,6 +243,26 @@ class CostModel:
                     for width in halo.widths:
                         seconds += rows * self.collective("collective_permute", element * width, over)
         return seconds
+
+    def merge_seconds(self, op: Op, rule: Rule, options: Strategies, graph: Graph) -> np.ndarray:
+        """`float64[n]`: exposed seconds in which devices gather what they merge in one run; see `sharding.Merge`."""
+        seconds = np.zeros(len(options))
+        sizes = np.array([size for _, size in self.axes])
+        for merge in rule.merges:
+            cut = (options.factors == merge.factor) & (sizes > 1)
+            count = np.where(cut, sizes, 1).prod(axis=1)
+            for row in np.unique(cut, axis=0):
+                over = tuple(int(i) for i in np.flatnonzero(row))
+                rows = (cut == row).all(axis=1)
+                for position, share in merge.results if over else ():
+                    places = np.where(row, NONE, options.results[position])  # what other factors cut
+                    size = graph.values[op.results[position]].bytes * share / pieces(places, self.axes)
+                    seconds += rows * self.collective("all_gather", size * count, over)
+        return seconds
+
+    def exchange_seconds(self, op: Op, rule: Rule, options: Strategies, graph: Graph) -> np.ndarray:
+        """`float64[n]`: exposed seconds of what devices exchange while `op` runs once: halos and merges."""
+        return self.halo_seconds(op, rule, options, graph) + self.merge_seconds(op, rule, options, graph)
 
     def memory_seconds(self, local_bytes: np.ndarray) -> np.ndarray:
         """Seconds to read or write that much of one device's memory, of its shape."""

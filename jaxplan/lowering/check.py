@@ -336,8 +336,9 @@ def _cut_though_whole(graph: Graph, rules: Sequence[Rule], found: Mapping[int, L
             maker = producers[value]
             sides.append((rules[maker], rules[maker].results[graph.ops[maker].results.index(value)]))
         if any(
-            names and rule.need_replication.issuperset(dim)
+            names and whole.issuperset(dim)
             for rule, factors in sides
+            for whole in [rule.need_replication.union(merge.factor for merge in rule.merges)]
             for names, dim in zip(layout.dims, factors, strict=True)
         ):
             cut.add(value)

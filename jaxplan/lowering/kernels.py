@@ -44,7 +44,8 @@ def run_locally(
         return layouts.get(Site(frame, kind, position, i))
 
     dim, read = cut_locally(eqn), layout("operand", 0)
-    local = local_function(eqn, None if dim is None or read is None else _ring(mesh, read.dims[dim]))
+    along = () if dim is None or read is None else read.dims[dim]
+    local = local_function(eqn, _ring(mesh, along) if along else None)
 
     def spec(kind: str, i: int) -> PartitionSpec:
         found = layout(kind, i)

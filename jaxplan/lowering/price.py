@@ -95,7 +95,8 @@ def price(
         rule, strategy = rules[op.index], where.strategies[op.index]
         if idle(op, free):
             continue
-        once = refined.op_seconds(op, rule, strategy, graph, crossing) + refined.halo_seconds(op, rule, strategy, graph)
+        once = refined.op_seconds(op, rule, strategy, graph, crossing)
+        once = once + refined.exchange_seconds(op, rule, strategy, graph)
         seconds[op.index] = float(once[0]) * op.trips
         if rule.matmul:
             flops[op.index] = rule.flops * float(strategy.shares[0]) * op.trips

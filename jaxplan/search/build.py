@@ -191,7 +191,7 @@ class _Builder:
         key = ("cost", id(rule), id(options), op.trips, moved, dtype, op.primitive, kernel, body)
         if key not in self._cache:
             seconds = self.model.op_seconds(op, rule, options, self.graph, self.crossing)
-            seconds = seconds + self.model.halo_seconds(op, rule, options, self.graph)
+            seconds = seconds + self.model.exchange_seconds(op, rule, options, self.graph)
             self._cache[key] = self._shared(np.ascontiguousarray(seconds * op.trips, np.float64))
         return self._cache[key]
 

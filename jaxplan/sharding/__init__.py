@@ -9,6 +9,7 @@ from .groups import axes_of_groups as axes_of_groups
 from .groups import axes_of_pairs as axes_of_pairs
 from .halo import Halo as Halo
 from .halo import Window as Window
+from .merge import Merge as Merge
 from .partitioner import Collective as Collective
 from .partitioner import Partitioned as Partitioned
 from .partitioner import imported_copy as imported_copy

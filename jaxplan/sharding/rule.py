@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import RuleError
 from .halo import Halo
+from .merge import Merge
 
 Factors = tuple[tuple[int, ...], ...]
 """For each dimension of one tensor its factors, major first; `()` for a dimension that no axis can cut."""
@@ -63,6 +64,7 @@ class Rule:
         shard_map, a sharding constraint), None for a dimension that it leaves open: the operation's only strategies on
         a mesh that has these axes.
       halos: what devices exchange where a factor that a window moves along is cut, for each operand of it.
+      merges: what devices gather where a factor that an operation goes along is cut.
     """
 
     operands: tuple[Factors, ...]
@@ -79,6 +81,7 @@ class Rule:
     note: str = ""
     fixed: FixedSides | None = None
     halos: tuple[Halo, ...] = ()
+    merges: tuple[Merge, ...] = ()
 
     def verify(self, op: OpShapes) -> None:
         """Check the rule against the operation's shapes.

@@ -239,7 +239,9 @@ for _name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"):
 case("cumsum", "reverse columns", lambda x: lax.cumsum(x, 0, reverse=True), X)
 case("sort", "one", lambda x: lax.sort(x, dimension=1), X)
 case("sort", "keys and values", lambda x, y: lax.sort((x, y), dimension=0), X, Y)
-case("top_k", "last", lambda x: lax.top_k(x, 3), _cube, gathers_on_cpu=True)
+case("cummax", "ints, reverse", lambda x: lax.cummax(x, 0, reverse=True), N)
+case("top_k", "last", lambda x: lax.top_k(x, 3), _cube)
+case("top_k", "of equals the first", lambda x: lax.top_k(x // 4, 5), N)
 case("approx_top_k", "last", lambda x: lax.approx_max_k(x, 3), X)
 
 _WINDOW = {"window_dimensions": (1, 2, 2, 1), "window_strides": (1, 2, 2, 1), "padding": "VALID"}

@@ -37,8 +37,8 @@ def host_mesh(*sizes: int) -> Mesh:
 def promised(
     case: Case, rule: Rule, found: Strategies, mesh: Mesh, chosen: Sequence[int]
 ) -> Counter[tuple[str, int]]:
-    """The collectives that a rule admits: one all_reduce for each cut reduction factor, over its axes, and one
-    collective_permute for each side of a halo.
+    """The collectives that a rule admits: one all_reduce for each cut reduction factor, over its axes, one
+    collective_permute for each side of a halo, and one all_gather of each result that is merged.
 
     argmax combines values with their positions: a gather of each.
     """
@@ -54,6 +54,9 @@ def promised(
         for halo in rule.halos:
             if halo.factor in found.factors[s]:
                 counts["collective-permute", mesh.size] += len(halo.widths)
+        for merge in rule.merges:
+            group = np.prod([size for size, f in zip(sizes, found.factors[s], strict=True) if f == merge.factor])
+            counts["all-gather", int(group)] += len(merge.results) if group > 1 else 0
     return counts
 
 

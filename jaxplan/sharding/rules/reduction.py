@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from ..halo import Halo, Window
+from ..merge import Merge, merged_cumulative, merged_top_k
 from ..rule import OpShapes, Rule, RuleBuilder
-from .registry import register
+from .registry import LocalFunction, Ring, register, register_cut, register_sends
 
 _REDUCERS = {
     "reduce_sum": "sum",
@@ -85,17 +87,35 @@ def reduce_any(op: OpShapes) -> Rule:
     )
 
 
-@register("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
+_CUMULATIVE = ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
+
+
+@register(*_CUMULATIVE)
 def cumulative(op: OpShapes) -> Rule:
-    """`([i,j])->([i,j]) need_replication={j}` along `axis`."""
+    """`([i,j])->([i,j])`; along `axis` every device hands its last result to all (see `merge`)."""
     b = RuleBuilder()
-    dims = b.factors(op.operands[0])
+    dims, axis = b.factors(op.operands[0]), int(op.params["axis"])
     return b.rule(
         operands=[dims],
         results=[dims],
-        need_replication=[dims[int(op.params["axis"])]],
+        merges=(Merge(factor=dims[axis], results=((0, 1 / max(op.operands[0][axis], 1)),)),),
         flops=float(math.prod(op.operands[0])),
     )
+
+
+def _cumulative_axis(eqn: Any) -> int:
+    return int(eqn.params["axis"])
+
+
+def _cumulative_piece(eqn: Any, ring: Ring) -> LocalFunction:
+    """A piece by itself, then what came before it."""
+    name, bind = eqn.primitive.name, functools.partial(eqn.primitive.bind, **eqn.params)
+    return merged_cumulative(name, bind, _cumulative_axis(eqn), bool(eqn.params["reverse"]), ring.axes, ring.devices)
+
+
+for _primitive in _CUMULATIVE:
+    register_cut(_primitive)(_cumulative_axis)
+    register_sends(_primitive)(_cumulative_piece)
 
 
 @register("sort")
@@ -113,12 +133,41 @@ def sort(op: OpShapes) -> Rule:
     )
 
 
-@register("top_k", "approx_top_k")
+@register("top_k")
 def top_k(op: OpShapes) -> Rule:
-    """`([i,j])->([i,1],[i,1]) need_replication={j}`: the k best stay whole, and what they are of."""
+    """`([i,j])->([i,1],[i,1])`: the k best stay whole; where `j` is cut every device hands its own to all (`merge`)."""
     b = RuleBuilder()
     dims = b.factors(op.operands[0])
-    along = int(op.params.get("axis", op.params.get("reduction_dimension", -1))) % len(dims)
+    along = int(op.params.get("axis", -1)) % len(dims)
+    kept: list[Any] = [None if d == along else f for d, f in enumerate(dims)]
+    return b.rule(
+        operands=[dims],
+        results=[kept, kept],
+        merges=(Merge(factor=dims[along], results=((0, 1.0), (1, 1.0))),),
+        flops=float(math.prod(op.operands[0])),
+    )
+
+
+def _top_k_axis(eqn: Any) -> int:
+    return int(eqn.params.get("axis", -1)) % len(eqn.invars[0].aval.shape)
+
+
+register_cut("top_k")(_top_k_axis)
+
+
+@register_sends("top_k")
+def _top_k_piece(eqn: Any, ring: Ring) -> LocalFunction:
+    """The candidates of every piece, then the best of those."""
+    local = functools.partial(eqn.primitive.bind, **{name: v for name, v in eqn.params.items() if name != "k"})
+    return merged_top_k(local, int(eqn.params["k"]), _top_k_axis(eqn), ring.axes, ring.devices)
+
+
+@register("approx_top_k")
+def approx_top_k(op: OpShapes) -> Rule:
+    """`([i,j])->([i,1],[i,1]) need_replication={j}`: what is found depends on how many there are."""
+    b = RuleBuilder()
+    dims = b.factors(op.operands[0])
+    along = int(op.params["reduction_dimension"]) % len(dims)
     kept: list[Any] = [None if d == along else f for d, f in enumerate(dims)]
     return b.rule(
         operands=[dims],
