@@ -29,8 +29,8 @@ class Priced:
 
     Attributes:
       inputs, outputs: the layouts of all leaves, those that were left open as propagation decides them.
-      op_seconds: compute of every operation, with the edges that its devices exchange and the copy of what it makes
-        into the place of an argument; flops: of every matrix product.
+      op_seconds: compute of every operation, with the copy of what it makes into the place of an argument; flops: of
+        every matrix product.
       collectives: with the operation that needs each (-1: unknown) and the seconds of all its runs.
       warnings: what the partitioner could not express.
     """
@@ -96,7 +96,6 @@ def price(
         if idle(op, free):
             continue
         once = refined.op_seconds(op, rule, strategy, graph, crossing)
-        once = once + refined.exchange_seconds(op, rule, strategy, graph)
         seconds[op.index] = float(once[0]) * op.trips
         if rule.matmul:
             flops[op.index] = rule.flops * float(strategy.shares[0]) * op.trips

@@ -83,6 +83,7 @@ class _Builder:
         self.reads: dict[tuple[int, int], Port] = {}
         self.taken_from: dict[tuple[int, int], Port] = {}
         self.node_op: dict[int, int] = {}
+        self.exchanges: dict[int, np.ndarray] = {}
         self.node_strategies: dict[int, Strategies] = {}
         self.returned = dict(Counter(graph.outputs))
         self.complete = True
@@ -108,7 +109,8 @@ class _Builder:
         return Space(
             problem=problem, rules=self.rules, values=self.values, reads=self.reads, outputs=outputs,
             copies=self.taken_from, passages=tuple(self.passages), settling=tuple(self.settling),
-            labels=tuple(self.labels), node_op=self.node_op, strategies=self.node_strategies, complete=self.complete,
+            labels=tuple(self.labels), node_op=self.node_op, exchanges=self.exchanges, strategies=self.node_strategies,
+            complete=self.complete,
         )  # fmt: skip
 
     # -- nodes --------------------------------------------------------------------------------------------
@@ -153,6 +155,8 @@ class _Builder:
         node = self._node(self._op_cost(op, rule, options), f"{op.primitive} at {op.source}")
         self.node_op[node] = op.index
         self.node_strategies[node] = options
+        if rule.halos or rule.merges:
+            self.exchanges[node] = self.model.exchange_seconds(op, rule, options, self.graph) * op.trips
         trips = op.trips
         if op.primitive == "scan_slice":
             trips /= self.sharing.inner_trips(op.index)  # the stacked operand is resharded once, before the loop

@@ -66,6 +66,8 @@ class Space:
       passages: for every edge of the problem what it moves.
       settling: of the results that take donated arguments' places.
       labels: for every node what it decides, in words.
+      node_op, strategies: the operations' nodes; exchanges: of these, the seconds in what a node costs in which devices
+        exchange edges and merge results.
       complete: whether every strategy of every operation is there; if not, what a search proves of the problem is not
         proved of the program.
     """
@@ -81,6 +83,7 @@ class Space:
     labels: tuple[str, ...]
     node_op: Mapping[int, int]
     strategies: Mapping[int, Strategies]
+    exchanges: Mapping[int, np.ndarray]
     complete: bool = True
 
     @functools.cached_property
@@ -96,7 +99,7 @@ class Decision:
     Attributes:
       values, reads, outputs: the layout row of every value, operand and result leaf.
       copies: of the shared copy that an operand is taken from.
-      compute_s, factors: of every operation its price, and the factor that each axis cuts.
+      compute_s, factors: of every operation its price, less what it exchanges, and the factor that each axis cuts.
     """
 
     values: Mapping[int, np.ndarray]
@@ -123,6 +126,8 @@ def decide(space: Space, assignment: Sequence[int]) -> Decision:
 
     nodes = space.problem.nodes
     compute_s = {op: float(nodes[n].costs_s[assignment[n]]) for n, op in space.node_op.items()}
+    for n, seconds in space.exchanges.items():
+        compute_s[space.node_op[n]] -= float(seconds[assignment[n]])
     for x in space.settling:
         compute_s[x.op] = compute_s.get(x.op, 0.0) + float(x.seconds[assignment[x.made], assignment[x.kept]])
     return Decision(

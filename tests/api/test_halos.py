@@ -66,6 +66,7 @@ def test_rolls_send_edges_and_nothing_else(cut: P, mesh_4x2: Mesh) -> None:
     plan = planned.plan(x)
     assert {item.kind for item in plan.collectives} == {"collective_permute"} and not plan.warnings
     assert max(item.bytes for item in plan.collectives) * 2 < x.nbytes // 4
+    assert plan.cost.step_s == pytest.approx(plan.cost.objective_s, rel=2e-3)  # what is exchanged counts once
     assert {finding.what for finding in jaxplan.verify(planned, x).findings} <= {"memory"}
 
 

@@ -49,6 +49,7 @@ def test_what_is_gathered_is_small(name: str, fn: Callable[..., Any], mesh_4x2: 
     assert {(c.kind, c.primitive) for c in plan.collectives} == {("all_gather", name)}
     assert max(c.bytes for c in plan.collectives) <= 8 * 64 * 4 * 2
     assert plan.cost.peak_bytes < 2**16 * 64 * 4
+    assert plan.cost.step_s == pytest.approx(plan.cost.objective_s, rel=2e-3)  # what is exchanged counts once
     assert {finding.what for finding in jaxplan.verify(step, shape).findings} <= {"memory"}
 
 
