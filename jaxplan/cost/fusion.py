@@ -42,6 +42,7 @@ from .squares import Squares, shared_squares
 from .tables import RowUpdate, row_updates, tiled_in_rows
 from .tiles import Tiling
 from .vector_kernels import VectorKernel, vector_kernels
+from .written import written_in_loops
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,7 @@ class Traffic:
       fills: buffers that one kernel fills, see there; invariants: GPU: see `loop_invariants`.
       over: TPU: for values those whose buffers they may take, see `overwritable`.
       images: TPU: values in the layout of convolutions, see `image_lanes`.
-      rows: TPU: see `tiled_in_rows`; copied_images: see `copied_reads`; tables: see `row_updates`;
+      rows: TPU: see `tiled_in_rows` and `written`; copied_images: see `copied_reads`; tables: see `row_updates`;
         spread: see `spread_reads`; squares: TPU: see `shared_squares`; apart: GPU: see `made_apart`.
       kernels: TPU: for every operation the kernel of the vector unit that it is part of; else None throughout.
       producers: for every value the operation that makes it, or -1.
@@ -291,18 +292,18 @@ class _Kernels:
         images = image_lanes(self.graph, self.rules) if tpu else {}
         for op in self.graph.ops:
             if op.primitive in ("scan_slice", "scan_stack"):
-                read, written = self._stack_traffic(op, again)
-                reads.append((read,))
-                writes.append((written,))
+                read_bytes, written_bytes = self._stack_traffic(op, again)
+                reads.append((read_bytes,))
+                writes.append((written_bytes,))
                 continue
-            edge = self.kinds[op.index] == "edge"
             reads.append(tuple([self._read(op, v, seen) if runs[op.index] else 0.0 for v in op.operands]))
             # a loop's next carry is written into the carry's buffer
-            kept = [not edge and (self.stored[v] or v in carried) for v in op.results]
+            kept = [self.kinds[op.index] != "edge" and (self.stored[v] or v in carried) for v in op.results]
             writes.append(tuple([self.bytes[v] * self.share[v] * w for v, w in zip(op.results, kept, strict=True)]))
         apart = made_apart(flow, self.cheap) if self.platform == "gpu" else {}
+        written = written_in_loops(self.graph, self.stored)
         return Traffic(
-            stored=tuple(kept and value not in apart for value, kept in enumerate(self.stored)),
+            stored=tuple(s and v not in apart and v not in written.shared for v, s in enumerate(self.stored)),
             inside=tuple(
                 made >= 0 and not kept and not source and leaves is None
                 for made, kept, source, leaves in zip(
@@ -316,7 +317,7 @@ class _Kernels:
             invariants=loop_invariants(flow) if self.platform == "gpu" else (),
             over=overwritable(flow, self.stored) if tpu else {},
             images=images,
-            rows=tiled_in_rows(self.graph) if tpu else {},
+            rows={**written.spanned, **tiled_in_rows(self.graph)} if tpu else {},
             copied_images=copied_reads(self.graph, self.rules, self.stored, self.producers) if tpu else (),
             tables=row_updates(self.graph, self.rules) if tpu else (),
             spread=spread_reads(self.graph, images) if images else (),

@@ -210,7 +210,8 @@ def simulate_memory(
             kept = values[settled[value]]
             moved = not np.array_equal(row, kept)
             ledger.add("copies", start, whole, settled_copy(value, row, kept) if moved else 0)
-            stop = start + 1 if moved else written_over(intervals, settled[value], start)
+            if local(value, row) == local(settled[value], row):  # else it lies in other tiles, and is copied at the end
+                stop = start + 1 if moved else written_over(intervals, settled[value], start)
         elif value in returned:
             start = 0  # the caller's buffer, allocated before the step begins
         elif primitive not in _LOOP_BUFFERS:

@@ -20,9 +20,10 @@ import numpy as np
 from ..ir import Value
 from ..sharding import UNREDUCED, MeshAxes, pieces
 
-Tiling = Literal["any", "rows", "table"] | tuple[int, int]
+Tiling = Literal["any", "rows", "table"] | tuple[int, int] | frozenset[int]
 """Which dimensions lie in tiles: those that pad least, the last ones, or the last ones of a table (see the module); a
-pair of dimensions: the second one in lanes, or the first one with the second in rows (see `images`)."""
+pair of dimensions: the second one in lanes, or the first one with the second in rows (see `images`); a set: those of
+them that pad least (see `written`)."""
 
 _LANES, _SUBLANES = 128, 8
 """Columns and rows of a TPU's memory tile, see `device_bytes`."""
@@ -53,6 +54,9 @@ def device_bytes(
     if isinstance(tiling, tuple):
         batch, channels = tiling
         least = np.minimum(waste[:, channels].min(axis=1), waste[:, batch, channels])
+    if isinstance(tiling, frozenset):
+        dims = sorted(tiling)
+        least = waste[:, dims][:, :, dims].min(axis=(1, 2))
     if tiling in ("rows", "table"):
         in_rows = np.where(sizes[:, -1] > 1, waste[:, rank - 1, rank - 2], least)
         kept = (in_rows <= _TABLE_WASTE * least) | (whole * (in_rows - least) <= _TABLE_BYTES)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..cost import CostModel, Traffic, narrowed, source_values, traffic
-from ..ir import SUMS, Graph, Op, Value, accumulating_ops, settled_values, written_over
+from ..ir import SUMS, Graph, Op, Value, accumulating_ops, settled_values
 from ..sharding import UNREDUCED, Rule, Strategies, all_places, busiest, graph_rules, pieces, strategies
 from .parts import parts_taken
 from .passing import How, Passing
@@ -358,7 +358,7 @@ class _Builder:
                 continue
             if value in settled:
                 # a donated argument's next value is written into its buffer, already counted to the end
-                stop = written_over(intervals, settled[value], start)
+                stop = self.memory.add_settled(port, value, settled[value], start, stop, intervals)
             elif value in self.returned:
                 start = 0  # the caller's buffer, allocated before the step begins
             producer = self.graph.ops[self.producers[value]]
@@ -390,9 +390,7 @@ class _Builder:
             loops = [self.sharing.around[o][-1] for o in self.sharing.along(value)]
             start, stop = min(loops)[0], max(stop for _, stop in loops)
             self.memory.add(port, value, start, stop, held=True, tensor=self.tensors[port.node])
-        for stack in self.crossing.second_stacks:
-            if stack.value in self.values:
-                self.memory.add(self.values[stack.value], stack.value, stack.start, stack.stop, times=stack.trips)
+        self.memory.add_stacks(self.values)
         self.memory.add_scratch(self.reads, self.node_strategies)
 
 

@@ -6,13 +6,13 @@ depends on several nodes (buffers that are filled together if they lie alike), t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..cost import CostModel, Traffic, device_bytes, filled_since, place_bytes
-from ..ir import Graph, Value
+from ..ir import Graph, Interval, Value, written_over
 from ..sharding import UNREDUCED, Strategies
 from .problem import Usage
 from .space import Port
@@ -31,26 +31,47 @@ class Usages:
     def add(
         self, port: Port, value: int, start: int, stop: int,
         *, pending: bool = False, held: bool = False, times: float = 1.0, tensor: Value | None = None,
+        like: int | None = None,
     ) -> None:  # fmt: skip
         """A value at a port's layouts, in memory from operation `start` until before `stop`.
 
         Args:
           pending: only the strategies that leave a pending sum take memory; held: the second half of them does;
-            times: so many of it; tensor: in another type than the value's own.
+            times: so many of it; tensor: in another type than the value's own; like: a value in whose place it is where
+            both lie in the same tiles.
         """
         if stop <= start:
             return
         tensor, tiling = tensor or self.graph.values[value], self.crossing.tiling(value)
-        key = (id(port.places), tensor.shape, tensor.item_bytes, tensor.narrowed, pending, held, times, tiling)
+        there = None if like is None else self.crossing.tiling(like)
+        key = (id(port.places), tensor.shape, tensor.item_bytes, tensor.narrowed, pending, held, times, tiling, there)
         if key not in self._sizes:
             size = device_bytes(tensor, port.places, self.model.axes, self.model.profile.kind, tiling)
             size = np.ceil(size * times).astype(np.int64)
+            if there is not None:
+                own = device_bytes(tensor, port.places, self.model.axes, self.model.profile.kind, there)
+                size = np.where(size == own, 0, size)
             if pending:
                 size = size * (port.places == UNREDUCED).any(axis=1)
             if held:
                 size[: len(size) // 2] = 0
             self._sizes[key] = self._shared(size) if size.any() else None
         self._append(port.node, start, stop, self._sizes[key])
+
+    def add_settled(
+        self, port: Port, value: int, argument: int, start: int, stop: int, intervals: Sequence[Interval]
+    ) -> int:
+        """A donated argument's next value: until when it needs a buffer of its own, while the argument is read; later
+        on it takes memory only if it lies in other tiles."""
+        early = written_over(intervals, argument, start)
+        self.add(port, value, max(early, start), stop, like=argument)
+        return early
+
+    def add_stacks(self, values: Mapping[int, Port]) -> None:
+        """Loops' stacks that are there twice."""
+        for stack in self.crossing.second_stacks:
+            if stack.value in values:
+                self.add(values[stack.value], stack.value, stack.start, stack.stop, times=stack.trips)
 
     def add_fills(self, values: Mapping[int, Port]) -> dict[int, int]:
         """The buffers that are read beside those filled with them; since when the latter are there, by value."""
