@@ -131,11 +131,6 @@ def coordination_client() -> Any:
     return _distributed.global_state.client
 
 
-def is_key_dtype(dtype: Any) -> bool:
-    """Whether `dtype` is a typed random key (`key<fry>` and its like)."""
-    return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key))
-
-
 def dtype_bytes(dtype: Any) -> float:
     """Bytes of one element: 0.5 for int4, 1 for bool and fp8, 8 for a threefry key.
 
@@ -160,11 +155,6 @@ def parse_module(text: str | bytes) -> Any:
     context = _make_ir_context()
     with context:
         return ir.Module.parse(text, context=context)
-
-
-def module_text(module: Any) -> str:
-    """The text of an MLIR module with its locations, where `jax.named_scope` writes its names."""
-    return str(module.operation.get_asm(enable_debug_info=True))
 
 
 # Run on jax 0.10.2: the type of a location that is a name, with `name_str`; where the bindings have no such type no

@@ -60,6 +60,12 @@ def calibrate(
     finally:
         profile = measured_profile(base, measurements, name or path.stem)
         path.write_text(dump_profile(profile), encoding="utf-8")
+    hidden = hidden_share(measurements.rows)
+    if hidden is not None:
+        say(
+            f"{hidden:.0%} of an all_reduce or a product, whichever is shorter, was hidden behind the other where "
+            f"neither waits for the other: options.overlap={hidden:.2f} plans on that"
+        )
     return profile
 
 
@@ -132,8 +138,3 @@ def share_of_rates(profile: Profile, measurements: Measurements) -> float | None
             planned = plan(step.run, one, step.state, step.batch, donate_argnums=0, hardware=profile)
             logarithms.append(math.log(planned.cost.compute_s / measured[name]))
     return min(math.exp(sum(logarithms) / len(logarithms)), 1.0) if logarithms else None
-
-
-def measured_overlap(measurements: Measurements) -> float | None:
-    """What to give as `options.overlap`, for the parts of a step that are independent; None when not measured."""
-    return hidden_share(measurements.rows)

@@ -115,6 +115,21 @@ def test_an_interrupted_calibration_keeps_what_it_has_and_goes_on(
     )
 
 
+def test_what_was_hidden_is_said_with_the_option_that_plans_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only accelerators measure it: rows as they leave them."""
+    taken = {"product": 4e-3, "collective": 2e-3, "both": 5e-3}
+
+    def take(self: Measurements, say: Any) -> None:
+        self.rows[:] = [{"name": how, "what": "overlap", "how": how, "seconds": s} for how, s in taken.items()]
+
+    monkeypatch.setattr(Measurements, "take", take)
+    said: list[str] = []
+    calibrate(tmp_path / "mine.toml", devices=jax.devices()[:2], say=said.append)
+    assert said[0].startswith("50% of") and "options.overlap=0.50 " in said[0]
+
+
 def test_steps_take_on_the_calibrated_profile_what_they_were_measured_to_take() -> None:
     found = Measurements(jax.devices()[:1], None)
     rates = [
