@@ -5,6 +5,10 @@ two into `dot_general(x, g)`, unless the product is pinned to a layout where its
 out in column-major order; the optimizer's kernel takes that order over, and XLA copies the weight and its moments into
 it and back: two thirds more memory and six passes over all of them (an MLP and a transformer under data parallelism,
 compiled for eight v5e and eight H100, jax 0.10.2).  So the two are merged here, before anything is pinned.
+
+Of `x @ w.T` the weight's gradient is turned twice.  Turned once it would be summed by itself where `w` is looked up
+too, as a tied embedding is: XLA adds two pending sums and sums once (`AllReduceReassociate`), but not through a
+transposition (f32[8192, 512] and f32[512, 8192] beside each other on eight v5e and H100, twice the bytes; bf16 too).
 """
 
 from __future__ import annotations
@@ -28,12 +32,13 @@ def exchanged(equations: list[Any], results: Sequence[Any]) -> list[Any]:
         value = eqn.invars[0] if eqn.primitive.name == "transpose" else None
         if value is None or isinstance(value, Literal) or value not in made or reads[value] != 1:
             continue
-        product = equations[made[value]]
+        product = found[made[value]]
         if tuple(eqn.params["permutation"]) == _exchange(product) and _alike(product.params):
             found[made[value]] = product.replace(
                 invars=product.invars[::-1], outvars=eqn.outvars, params=_params(product.params)
             )
             found[i] = None
+            made[eqn.outvars[0]] = made[value]  # which may be turned back
     return [eqn for eqn in found if eqn is not None]
 
 

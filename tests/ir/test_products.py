@@ -59,6 +59,20 @@ def test_gradients_of_weights_come_in_the_order_of_the_weights(
     np.testing.assert_allclose(made, jax.grad(loss)(*given), rtol=1e-5, atol=1e-6)
 
 
+def test_a_gradient_that_is_turned_twice_is_a_product_alone() -> None:
+    """A tied embedding's, of its head: turned once, it was summed over devices apart from what is looked up."""
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.sum(jnp.sin(x @ w.T))
+
+    traced = trace(jax.grad(loss), (A((5, 6), jnp.float32), A((8, 6), jnp.float32)), {})
+    graph = traced.graph
+    assert graph.ops[graph.producers()[graph.outputs[0]]].primitive == "dot_general"
+    random = np.random.default_rng(0)
+    given = [random.standard_normal(shape).astype(np.float32) for shape in ((5, 6), (8, 6))]
+    (made,) = jax.core.eval_jaxpr(traced.jaxpr, traced.consts, *given)
+    np.testing.assert_allclose(made, jax.grad(loss)(*given), rtol=1e-5, atol=1e-6)
+
+
 def test_a_product_that_is_also_read_as_it_is_keeps_its_transposition() -> None:
     def step(a: Any, b: Any) -> Any:
         product = a @ b

@@ -115,10 +115,12 @@ def test_a_sum_that_is_waited_for_is_not_added_in_parts() -> None:
     """A tied head's gradient, turned, waits behind the loop for the embedding's: the barrier ends its sum."""
 
     def loss(table: Any, layers: Any, tokens: Any) -> Any:
-        x, _ = jax.lax.scan(lambda c, w: (jnp.tanh(c @ w), None), table[tokens], layers)
-        return (jnp.sin(x @ table.T) ** 2).sum()
+        rows = table[tokens].reshape(ROWS, WIDTH)
+        x, _ = jax.lax.scan(lambda c, w: (jnp.tanh(c @ w), None), rows, layers)
+        # a transposition that exchanging the product's operands doesn't make
+        return (jnp.sin(jnp.einsum("nhk,vkh->nv", x.reshape(ROWS, 2, -1), table)) ** 2).sum()
 
-    shapes = ((8 * WIDTH, WIDTH), (3, WIDTH, WIDTH))
+    shapes = ((8 * WIDTH, WIDTH // 2, 2), (3, WIDTH, WIDTH))
     arguments: list[Any] = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     traced = trace(jax.grad(loss), [*arguments, jax.ShapeDtypeStruct((ROWS,), jnp.int32)], {})
     waited = waited_values(traced)
