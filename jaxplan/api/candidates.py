@@ -370,7 +370,7 @@ class Pipeline:
         )
         self.say(f"checking {name} against the partitioner")
         checked = check(
-            self.traced, self.rules, orders, axes, self._lowering_mesh(), inputs, outputs, decision.values,
+            self.traced, self.rules, orders, axes, self.target.abstract, inputs, outputs, decision.values,
             planned_constraints(
                 graph, self.rules, decision.values, decision.reads, decision.copies, orders, self.waited
             ),
@@ -384,8 +384,3 @@ class Pipeline:
             compute_s=sum(decision.compute_s.values()), comm_s=sum(one.seconds_s for one in sent),
             written_s=written_seconds(graph, checked.collectives, sent),
         )  # fmt: skip
-
-    def _lowering_mesh(self) -> Any:
-        """A mesh to lower for: without devices, unless the step has operations that name theirs (callbacks)."""
-        needs_devices = any("callback" in op.primitive for op in self.traced.graph.ops)
-        return self.target.mesh if needs_devices else self.target.abstract

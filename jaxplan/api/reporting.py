@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -192,7 +193,8 @@ def _unruled(traced: Traced, model: CostModel, best: Candidate) -> dict[str, tup
     unruled: dict[str, tuple[str, float]] = {}
     of_op: dict[int, str] = {}
     for op, rule in zip(graph.ops, found.space.rules, strict=True):
-        if rule.note:
+        # of single numbers there is nothing to cut
+        if rule.note and any(math.prod(graph.values[v].shape) > 1 for v in (*op.operands, *op.results)):
             source, seconds = unruled.get(op.primitive, (op.source, 0.0))
             unruled[op.primitive] = (source, seconds + found.decision.compute_s.get(op.index, 0.0))
             of_op[op.index] = op.primitive

@@ -33,6 +33,7 @@ from .residency import (
     late_products,
     reordered_stacks,
     run_times,
+    stack_traffic,
     taken_in,
     unmoved,
     written_again,
@@ -42,7 +43,7 @@ from .squares import Squares, shared_squares
 from .tables import RowUpdate, row_updates, tiled_in_rows
 from .tiles import Tiling
 from .vector_kernels import VectorKernel, vector_kernels
-from .written import written_in_loops
+from .written import most_read, written_by, written_in_loops
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +135,7 @@ class _Kernels:
             self.again, kept = frozenset(converted), smaller.union(*converted.values())
             self.stored = [there or value in kept for value, there in enumerate(forced)]
             self._find_leaves()
+        self.written = written_in_loops(graph, self.stored)
 
     def _open(self, op: Op) -> bool:
         """Whether what reads `op` may join its kernel, as it does with contractions of XLA for TPU."""
@@ -292,18 +294,18 @@ class _Kernels:
         images = image_lanes(self.graph, self.rules) if tpu else {}
         for op in self.graph.ops:
             if op.primitive in ("scan_slice", "scan_stack"):
-                read_bytes, written_bytes = self._stack_traffic(op, again)
-                reads.append((read_bytes,))
-                writes.append((written_bytes,))
+                moved = stack_traffic(flow, op, self.platform, self.leaves, self.product_operands, again)
+                reads.append(moved[:1])
+                writes.append(moved[1:])
                 continue
             reads.append(tuple([self._read(op, v, seen) if runs[op.index] else 0.0 for v in op.operands]))
             # a loop's next carry is written into the carry's buffer
             kept = [self.kinds[op.index] != "edge" and (self.stored[v] or v in carried) for v in op.results]
-            writes.append(tuple([self.bytes[v] * self.share[v] * w for v, w in zip(op.results, kept, strict=True)]))
+            made = [written_by(op, v, self.written) for v in op.results]
+            writes.append(tuple([self.bytes[v] * self.share[v] * w for v, w in zip(made, kept, strict=True)]))
         apart = made_apart(flow, self.cheap) if self.platform == "gpu" else {}
-        written = written_in_loops(self.graph, self.stored)
         return Traffic(
-            stored=tuple(s and v not in apart and v not in written.shared for v, s in enumerate(self.stored)),
+            stored=tuple(s and v not in apart and v not in self.written.shared for v, s in enumerate(self.stored)),
             inside=tuple(
                 made >= 0 and not kept and not source and leaves is None
                 for made, kept, source, leaves in zip(
@@ -317,7 +319,7 @@ class _Kernels:
             invariants=loop_invariants(flow) if self.platform == "gpu" else (),
             over=overwritable(flow, self.stored) if tpu else {},
             images=images,
-            rows={**written.spanned, **tiled_in_rows(self.graph)} if tpu else {},
+            rows={**self.written.spanned, **tiled_in_rows(self.graph)} if tpu else {},
             copied_images=copied_reads(self.graph, self.rules, self.stored, self.producers) if tpu else (),
             tables=row_updates(self.graph, self.rules) if tpu else (),
             spread=spread_reads(self.graph, images) if images else (),
@@ -328,23 +330,6 @@ class _Kernels:
             times=times,
             graph=self.graph,
         )
-
-    def _stack_traffic(self, op: Op, again: set[int]) -> tuple[float, float]:
-        """Bytes that one iteration reads and writes to slice a stack or to write its part of one.
-
-        A stack is written where its part is made, and a slice read by those who use it.  GPU: what is written is read
-        first, the stack is filled with zeros before its loop, a product's slice is a buffer of its own, and a stack in
-        a product's order is written again in row-major order (kernels of the compiled GPT-2 medium).
-        """
-        size = self.graph.values[op.operands[0] if op.primitive == "scan_stack" else op.results[0]].bytes
-        if op.primitive == "scan_stack":
-            if self.platform != "gpu":
-                return 0.0, size
-            return sum((self.leaves[op.operands[0]] or {op.operands[0]: size}).values()), 2 * size
-        if self.platform != "gpu":
-            return 0.0, 0.0
-        times = (op.results[0] in self.product_operands) + (op.operands[0] in again)
-        return times * size, times * size
 
     def _times(self, flow: Flow) -> tuple[int, ...]:
         if self.platform == "tpu":
@@ -376,16 +361,19 @@ class _Kernels:
         """Bytes that `op` reads for `value`, less what its kernel has at hand or has read already."""
         if self.source[value]:
             return 0.0
+        most = most_read(self.graph, op, value, self.written)
         if self.kinds[op.index] == "heavy":
-            return sum(size * self.share[v] for v, size in (self.leaves[value] or {value: self.bytes[value]}).items())
+            leaves = self.leaves[value] or {value: self.bytes[value]}
+            return sum(min(size, most) * self.share[v] for v, size in leaves.items())
         if self._at_hand(value, op):
             return 0.0
         total = 0.0
         for leaf, size in (self.leaves[value] or {}).items():
             key = (leaf, self.loop_of[op.index], self.op_level[op.index])
             if key not in seen and not self._at_hand(leaf, op):
-                total += size * self.share[leaf]
-            seen.add(key)
+                total += min(size, most) * self.share[leaf]
+            if size <= most:
+                seen.add(key)
         return total
 
     def _at_hand(self, value: int, op: Op) -> bool:

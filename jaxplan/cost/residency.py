@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -201,6 +201,29 @@ def read_reordered(flow: Flow) -> set[int]:
             if not wanted.isdisjoint(op.results):
                 wanted.update(v for v in op.operands if not flow.source[v] and len(graph.values[v].shape) > 1)
     return {op.results[0] for op in graph.ops if op.primitive == "scan_slice" and op.results[0] in wanted}
+
+
+def stack_traffic(
+    flow: Flow, op: Op, platform: str, leaves: Sequence[Mapping[int, float] | None], products: Set[int], again: Set[int]
+) -> tuple[float, float]:
+    """Bytes that one iteration reads and writes to slice a stack or to write its part of one.
+
+    A stack is written where its part is made, and a slice read by those who use it.  GPU: what is written is read
+    first, the stack is filled with zeros before its loop, a product's slice is a buffer of its own, and a stack in
+    a product's order is written again in row-major order (kernels of the compiled GPT-2 medium).
+
+    Args:
+      leaves: of every value what a kernel computes it from; products: what products read; again: see `written_again`.
+    """
+    size = flow.graph.values[op.operands[0] if op.primitive == "scan_stack" else op.results[0]].bytes
+    if op.primitive == "scan_stack":
+        if platform != "gpu":
+            return 0.0, size
+        return sum((leaves[op.operands[0]] or {op.operands[0]: size}).values()), 2 * size
+    if platform != "gpu":
+        return 0.0, 0.0
+    times = (op.results[0] in products) + (op.operands[0] in again)
+    return times * size, times * size
 
 
 def _transposed(flow: Flow, value: int) -> bool:

@@ -12,10 +12,11 @@ step's arguments and results do (decoding with caches compiled for v5e, jax 0.10
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ..ir import Graph, Op
+from ..ir import Graph, Op, settled_values
 
 
 class Written(NamedTuple):
@@ -23,10 +24,12 @@ class Written(NamedTuple):
 
     Attributes:
       shared: value -> the earlier value whose buffer it has.
+      in_place: what updates make in the place of what they update.
       spanned: value -> the dimensions that are written whole, where there are others.
     """
 
     shared: Mapping[int, int]
+    in_place: frozenset[int]
     spanned: Mapping[int, frozenset[int]]
 
 
@@ -36,7 +39,28 @@ def written_in_loops(graph: Graph, stored: Sequence[bool]) -> Written:
     Args:
       stored: for every value whether it is in memory.
     """
-    return Written(_shared(graph, stored), _spanned(graph))
+    shared, settled = _shared(graph, stored), settled_values(graph)
+    in_place = frozenset(
+        op.results[0]
+        for op in graph.ops
+        if _updates(op) and (op.results[0] in shared or settled.get(op.results[0]) == op.operands[0])
+    )
+    return Written(shared, in_place, _spanned(graph))
+
+
+def most_read(graph: Graph, op: Op, value: int, written: Written) -> float:
+    """Bytes that an operation reads of an operand at most: one that takes a part reads no more than it makes, one that
+    writes a part in place none of the rest."""
+    if value != op.operands[0]:
+        return math.inf
+    if op.primitive in ("dynamic_slice", "slice", "gather"):
+        return graph.values[op.results[0]].bytes
+    return 0.0 if op.results[:1] and op.results[0] in written.in_place else math.inf
+
+
+def written_by(op: Op, value: int, written: Written) -> int:
+    """Which value's bytes an operation writes to make `value`: its update's, in place."""
+    return op.operands[1 if op.primitive == "dynamic_update_slice" else 2] if value in written.in_place else value
 
 
 def _shared(graph: Graph, stored: Sequence[bool]) -> dict[int, int]:

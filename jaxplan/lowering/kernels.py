@@ -1,5 +1,5 @@
 """Operations that run in a `shard_map` of their own: kernels, which XLA neither cuts nor always takes, and what it cuts
-wrong."""
+wrong; and what stands for those that are not to be run."""
 
 from __future__ import annotations
 
@@ -69,6 +69,13 @@ def run_locally(
         check_vma=False,  # what a kernel does with its pieces is its author's word
     )
     return list(mapped(*operands))
+
+
+def opaque(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
+    """What stands for a callback to this process where a step is lowered for no devices in particular: jax lowers one
+    only for devices of its own."""
+    results = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.outvars]
+    return list(jax.ffi.ffi_call("jaxplan_callback", results, has_side_effect=True)(*operands))
 
 
 def _ring(mesh: Any, axes: Sequence[str]) -> Ring:

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractMesh, NamedSharding
 
 from .._jax import Literal, as_closed, equation_context, scan_signature
 from ..ir import Site, call_of
 from ..sharding import Layout, runs_locally
 from .ahead import Ahead, ahead_of_loops
-from .kernels import run_locally
+from .kernels import opaque, run_locally
 from .listing import KEPT_CALLS, seen_through
 from .memory_order import row_major, runs_on_cpu
 from .pending import Held, finished, held_as, on_parts
@@ -211,6 +211,8 @@ class Replay:
             changed = {"branches": tuple(self._whole_body(b, (*inner, i), operands[1:]) for i, b in branches)}
         elif result in self._held:
             return [self._on_parts(eqn, position, operands, frame, self._held)]
+        elif "callback" in name and isinstance(self._mesh, AbstractMesh):
+            return opaque(eqn, operands)
         elif runs_locally(name) or self._finishes_itself(result):
             return run_locally(eqn, operands, frame, position, self._mesh, self._layouts, scope)
         elif result in self._layouts:

@@ -55,3 +55,17 @@ def test_where_everything_has_a_rule_there_is_nothing_to_tell(mesh_4x2: Mesh) ->
     plan = planned(lambda x: jnp.sin(x), mesh_4x2)
     assert plan.unruled_s == {} and plan.warnings == ()
     assert np.isfinite(plan.cost.step_s)
+
+
+@pytest.mark.parametrize("hardware", ["tpu-v5e", "h100", "cpu-host"])
+def test_steps_with_callbacks_are_planned_for_devices_that_are_not_here(hardware: str) -> None:
+    """jax lowers a callback for its own platform's devices alone; one on a number is no matter to warn of."""
+
+    def step(x: Any) -> Any:
+        jax.debug.callback(lambda total: None, x.sum())
+        same = jax.ShapeDtypeStruct((1024,), x.dtype)
+        return x @ x.T, jax.pure_callback(np.sin, same, x[0]), jax.pure_callback(np.sin, same, x[1])
+
+    mesh = jax.sharding.AbstractMesh((4, 2), ("data", "model"))
+    plan = jaxplan.plan(step, mesh, ROWS, hardware=hardware, options={"compare_templates": False})
+    assert len(plan.warnings) == 1 and "pure_callback" in plan.warnings[0]

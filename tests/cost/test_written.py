@@ -87,6 +87,18 @@ def test_as_much_as_xla_compiles(name: str, tpu_topology: Callable[[str], Any]) 
     assert 0.95 <= plan.cost.peak_bytes / compiled.memory_analysis().peak_memory_in_bytes <= 1.12
 
 
+def test_a_part_is_read_and_written_as_a_part() -> None:
+    """Caches once through, not once a layer: as many bytes as what attends to them reads, a few times."""
+    shapes = [jax.ShapeDtypeStruct(*shape) for shape in SHAPES]
+    for step in (carried, lambda cache, i: lax.fori_loop(0, LENGTH, lambda j, x: x + cache[0, 0, j, 0, 0], 0.0)):
+        own = shapes if step is carried else [shapes[1], shapes[3]]
+        plan = jaxplan.plan(
+            step, AbstractMesh((1,), ("data",)), *own, hardware="tpu-v5e", donate_argnums=1 if step is carried else ()
+        )
+        once_s = 4 * np.prod(CACHE) / 819e9
+        assert plan.cost.compute_s < 12 * once_s
+
+
 def test_what_is_read_after_it_was_updated_has_a_buffer_of_its_own() -> None:
     def step(x: Any, late: bool) -> Any:
         def body(i: Any, x: Any) -> Any:
