@@ -63,6 +63,11 @@ class ShardedStep:
             memory_budget=self._budget, constraints=self._constraints, options=self._options, siblings=others,
         )  # fmt: skip
 
+    @property
+    def options(self) -> Options:
+        """What the step is planned with."""
+        return self._options
+
     def _through(
         self, use: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, put_back: bool = False
     ) -> Any:

@@ -75,8 +75,9 @@ def compare(
         *_sent(planned, found, plan, model),
     ]  # fmt: skip
     return Verification(
-        name=plan.name, platform=_platform(compiled), findings=ranked(findings), quantities=tuple(quantities)
-    )
+        name=plan.name, platform=_platform(compiled), findings=ranked(findings), quantities=tuple(quantities),
+        assumptions=plan.assumptions,
+    )  # fmt: skip
 
 
 def _planned_flops(plan: Plan) -> float:

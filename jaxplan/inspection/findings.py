@@ -54,12 +54,14 @@ class Verification:
       name: of the step; platform: what it was compiled for.
       findings: grave ones first, dearest first.
       quantities: FLOPs, memory, and what is sent over each set of mesh axes by each kind of collective.
+      assumptions: what both sides stand on, as how often a loop runs that may end early.
     """
 
     name: str
     platform: str
     findings: tuple[Finding, ...]
     quantities: tuple[Quantity, ...]
+    assumptions: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -74,6 +76,8 @@ class Verification:
         for title, chosen in (("Findings", grave), ("Notes", notes)):
             if chosen:
                 lines += ["", title, *(f"  {finding}" for finding in chosen)]
+        if self.assumptions:
+            lines += ["", "Assumptions", *(f"  - {line}" for line in self.assumptions)]
         return "\n".join(lines)
 
 

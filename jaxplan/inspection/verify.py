@@ -27,7 +27,7 @@ def verify(
     hardware: Any = None,
     donate_argnums: int | Sequence[int] = (),
     tolerances: Tolerances | None = None,
-    while_trips: float = 16.0,
+    while_trips: float | None = None,
     numerics: bool = False,
 ) -> Verification:
     """Lay a compiled step beside its plan: shardings, donations, collectives, FLOPs, memory.
@@ -40,7 +40,8 @@ def verify(
       hardware: the profile that prices collectives; by default the plan's.
       donate_argnums: of the plain step beside a Plan.
       tolerances: from when on a difference is grave.
-      while_trips: iterations of loops whose trip count the program doesn't say.
+      while_trips: iterations of loops whose trip count the program doesn't say; by default as many as the step was
+        planned with (`options.while_trips`).
       numerics: also run one step both ways, sharded and on one device, and name the first result that differs.  With
         shapes for arguments numbers are made up; give arrays, of smaller shapes too, for real ones.
 
@@ -62,6 +63,8 @@ def verify(
             options=Options(plan=subject),
         ), arguments[1:]
     step = subject if isinstance(subject, ShardedStep) else None
+    if while_trips is None:
+        while_trips = step.options.while_trips if step is not None else Options().while_trips
     if step is not None:
         plan = step.plan(*arguments)
         mesh = _with_devices(plan.mesh, plan.name)

@@ -19,6 +19,7 @@ _BODY = re.compile(r"body=%?([\w.-]+)")
 _INDEX = re.compile(r"\bindex=(\d+)")
 _INTEGER = re.compile(r"[su]\d+\[\]")
 _SAME = frozenset({"copy", "bitcast"})
+_JOINS = frozenset({"and", "or", "xor", "select"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,10 +61,11 @@ def trip_count(
 def _bound(condition: Computation) -> tuple[int, int | None] | None:
     """(constant, position of the counter that it is compared with) of a condition that compares nothing else.
 
-    One that does (until it converges, ten times at most) says how often at most, not how often.
+    One that does (until it converges, ten times at most), or asks more than that (until all are done), says how often
+    at most, not how often.
     """
     compares = [instruction for instruction in condition.values() if instruction.opcode == "compare"]
-    if len(compares) != 1:
+    if len(compares) != 1 or any(instruction.opcode in _JOINS for instruction in condition.values()):
         return None
     bounds = [value for name in compares[0].operands if (value := _constant(condition, name)) is not None]
     positions = [place for name in compares[0].operands if (place := _position(condition, name)) is not None]

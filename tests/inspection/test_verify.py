@@ -199,3 +199,21 @@ def test_a_sum_that_is_partly_scattered_is_pinned_as_it_is_read() -> None:
     assert {("reduce_scatter", ("model",)), ("all_reduce", ("data",))} <= sent
     sums = [c.layout for c in plan.constraints if c.why == "sum" and c.primitive == "dot_general"]
     assert sums and all(("model",) in layout.dims for layout in sums)
+
+
+def test_loops_that_may_end_early_run_as_often_on_both_sides(mesh_4x2: Mesh) -> None:
+    """As often as the step was planned with, which is said."""
+
+    def search(table: Any, x: Any) -> Any:
+        def going(state: tuple[Any, Any]) -> Any:
+            return (state[0] < 100) & jnp.any(state[1] > 0)
+
+        return jax.lax.while_loop(going, lambda s: (s[0] + 1, jnp.tanh(s[1] @ table)), (0, x))
+
+    shapes = [jax.ShapeDtypeStruct((256, 256), jnp.float32), jax.ShapeDtypeStruct((64, 256), jnp.float32)]
+    step = jaxplan.auto_shard(search, mesh_4x2, hardware="cpu-host", options={"while_trips": 7})
+    found = verify(step, *shapes)
+    (products,) = (q for q in found.quantities if q.name == "matrix products")
+    assert products.planned == products.compiled
+    assert any("7 iterations are assumed" in line for line in found.assumptions)
+    assert "7 iterations are assumed" in str(found)

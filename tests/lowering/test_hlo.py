@@ -164,6 +164,17 @@ def test_cycles_are_a_fusions_own_times_its_trips() -> None:
     assert estimated_cycles(LOOP) == 100 * (5 + 3) + 40
 
 
+def test_a_loop_that_asks_for_more_than_its_bound_runs_as_often_as_told() -> None:
+    """A search that stops when all its beams are done: five times at most says nothing of how often."""
+    text = LOOP.replace(
+        "  ROOT %lt = pred[] compare(%i, %limit), direction=LT",
+        "  %lt = pred[] compare(%i, %limit), direction=LT\n"
+        "  %going = pred[] get-tuple-element(%p), index=1\n"
+        "  ROOT %both = pred[] and(%lt, %going)",
+    )
+    assert compiled_collectives(text, AXES, while_trips=11.0)[0].trips == 11.0
+
+
 def test_a_loop_without_a_bound_runs_as_often_as_told() -> None:
     text = LOOP.replace("%limit = s32[] constant(5)", "%limit = s32[] get-tuple-element(%p), index=2")
     assert compiled_collectives(text, AXES, while_trips=11.0)[0].trips == 11.0
