@@ -79,7 +79,7 @@ def sent_bytes(space: Space, model: CostModel, assignment: Sequence[int]) -> flo
     sizes, total = dict(model.axes), 0.0
     for edge, moved in zip(space.problem.edges, space.passages, strict=True):
         rows = moved.tails[assignment[edge.tail]], moved.heads[assignment[edge.head]]
-        for one in reshard_steps(*rows, moved.bytes, model.axes):
+        for one in reshard_steps(*rows, moved.tensor.bytes, model.axes):
             sent = collective_wire_bytes(one.kind, one.bytes, [sizes[axis] for axis in one.axes])
             total += float(sent) * moved.trips
     return total

@@ -93,6 +93,7 @@ class _Writer:
         self.held_back: dict[int, Op] = {}
         self.open = -1
         self.fence = 0
+        self.alive = 0  # bytes, at the operation that is written
         self.at: dict[int, _Sent] = defaultdict(_Sent)
         self.entering: dict[Loop, list[Collective]] = defaultdict(list)
         self.leaving: dict[Loop, list[Collective]] = defaultdict(list)
@@ -129,6 +130,7 @@ class _Writer:
             leaves[loop.stop].insert(0, loop)
         for op in (*self.graph.ops, None):
             position = len(self.graph.ops) if op is None else op.index
+            self.alive = self.alive if op is None else int(self.alive_bytes[position])
             for loop in leaves[position]:
                 self._bring_all(v for v, op in self.held_back.items() if op.index >= loop.start)
                 self._barrier(f"end of {loop.kind}", loop)
@@ -288,6 +290,7 @@ class _Writer:
     def _pack(self, item: Collective, where: str, waits: frozenset[int], packing_s: float) -> int:
         """The kernel on the compute unit that brings pieces into the order that they are sent in, or wanted in."""
         draft = _Draft(f"order for {item.kind}", COMPUTE, (COMPUTE,), item.trips, waits, where, packing_s)
+        draft.bytes = self.alive
         self.open = -1
         return self._add(draft)
 

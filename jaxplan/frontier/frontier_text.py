@@ -49,7 +49,11 @@ def _said(frontier: Frontier) -> Iterator[str]:
     yield f"found {frontier.method}"
     copies = [point.peak_bytes - point.counted_bytes for point in frontier.points]
     counted = ""
-    if any(copies):
+    if min(copies) < 0:
+        more, less = format_bytes(-min(copies)), format_bytes(max(max(copies), 0))
+        off = f"up to {more} over the peaks below, up to {less} under them"
+        counted = f", where memory is as the search counts it: {off}"
+    elif any(copies):
         least, most = format_bytes(min(copies)), format_bytes(max(copies))
         size = least if least == most else f"{least} to {most}"
         counted = f", where memory is counted without the copies that resharding makes ({size} of each peak below)"

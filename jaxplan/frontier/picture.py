@@ -39,7 +39,8 @@ def frontier_picture(frontier: Frontier) -> str:
     # of two ends neither is between them
     knee = frontier.knee if len(points) > 2 else None
     bargain = "; orange: the best bargain, farthest below the line from end to end" if knee else ""
-    said = f"{len(points)} plans on {frontier.hardware}, each the fastest found in its memory{bargain}"
+    plans, each = (f"{len(points)} plans", "each ") if len(points) > 1 else ("one plan", "")
+    said = f"{plans} on {frontier.hardware}, {each}the fastest found in its memory{bargain}"
     lines = [row for words in (said, f"proved: {proof(frontier)}") for row in wrap(words, _LETTERS)]
     parts = [
         text(16, 28, f"Frontier of {frontier.name} on ({frontier.mesh})", "title"),

@@ -91,6 +91,7 @@ def test_nothing_waits_for_a_sum_that_it_does_not_read_and_kernels_that_pack_are
     for task in sums:
         (packed,) = tasks[task].after  # two of these are too large to be combined
         assert (tasks[packed].kind, tasks[packed].name) == (COMPUTE, f"order for {tasks[task].kind}")
+        assert tasks[packed].bytes > 0  # memory is not empty meanwhile
 
 
 def test_what_was_gathered_for_one_reader_is_waited_for_by_the_next() -> None:

@@ -97,6 +97,8 @@ def test_the_picture_has_every_point_and_names_its_ends(found: Frontier, tmp_pat
     assert len(list(root.iter("{http://www.w3.org/2000/svg}circle"))) == len(found.points)
     text = "".join(root.itertext())
     assert "Frontier of step on (data=4, model=2)" in text
+    replace(found, points=found.points[:1]).plot(tmp_path / "frontier.svg")
+    assert "one plan on " in "".join(ElementTree.parse(tmp_path / "frontier.svg").getroot().itertext())
     folded = replace(found, alike=True)
     folded.plot(tmp_path / "frontier.svg")
     lines = list(ElementTree.parse(tmp_path / "frontier.svg").getroot().itertext())
@@ -224,6 +226,9 @@ def test_a_proof_says_of_each_point_and_of_all_how_much_faster_a_plan_may_be() -
     assert "no plan is faster by more than 2 % in the memory of any of these" in said
     assert "without the copies that resharding makes (0 B to 512 KiB of each peak below)" in said
     assert [line.split("  ")[-1] for line in str(found).splitlines()[-2:]] == ["by 2 % at most", "none"]
+    over = replace(found, points=(points[0], replace(points[1], counted_bytes=3 * 2**20)))
+    said = " ".join(str(over).split())
+    assert "as the search counts it: up to 1.00 MiB over the peaks below, up to 512 KiB under them" in said
     apart = " ".join(str(replace(found, alike=True)).split())
     assert "no plan that cuts repeated layers alike is faster by more than 2 %" in apart
     assert "these; no other plan is by more than 117 %" in apart
