@@ -31,6 +31,7 @@ from .residency import (
     SecondStack,
     converted_stacks,
     late_products,
+    reordered_arguments,
     reordered_stacks,
     run_times,
     stack_traffic,
@@ -339,7 +340,7 @@ class _Kernels:
     def _second_stacks(self, flow: Flow) -> tuple[SecondStack, ...]:
         if self.platform == "tpu":
             return converted_stacks(flow)
-        return reordered_stacks(flow) if self.platform == "gpu" else ()
+        return (*reordered_stacks(flow), *reordered_arguments(flow)) if self.platform == "gpu" else ()
 
     def _runs(self, carried: set[int]) -> list[bool]:
         """Whether each operation runs at its level: cheap ones whose readers all run later are computed there only."""

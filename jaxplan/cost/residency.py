@@ -180,6 +180,44 @@ def reordered_stacks(flow: Flow) -> tuple[SecondStack, ...]:
     return (largest,) if largest else ()
 
 
+_PASSED_ON = frozenset({"carry_init", "dynamic_slice", "dynamic_update_slice", "gather", "squeeze"})
+"""What hands on what it reads, or a part, in the same order."""
+
+
+def reordered_arguments(flow: Flow) -> tuple[SecondStack, ...]:
+    """Arguments that loops carry or slice and that products inside read in another order.
+
+    XLA for GPU wants the batch dimensions of a product first: caches [batch, length, heads, dim] whose heads are a
+    batch are transposed before the loop.  Donated ones give up their buffers to one another: one is there twice at a
+    time, the largest (decoding with caches compiled for H100, jax 0.10.2).
+    """
+    graph, place = flow.graph, {value: position for position, value in enumerate(flow.graph.inputs)}
+    taken: dict[int, tuple[int, SecondStack]] = {}  # what holds elements of an argument -> that one, and its copy
+    wanted: dict[int, SecondStack] = {}
+    for op in graph.ops:
+        first = op.operands[0] if op.operands else -1
+        if op.primitive == "carry_init" and first in place:
+            taken[op.results[0]] = first, SecondStack(op.results[0], 1.0, op.index, op.index + 1)
+        elif op.primitive == "scan_slice" and first in place:
+            loop = graph.loops[flow.loop_of[op.index]]
+            taken[op.results[0]] = first, SecondStack(op.results[0], loop.trips, loop.start, loop.start + 1)
+        elif op.primitive in _PASSED_ON and first in taken:
+            taken.update(dict.fromkeys(op.results, taken[first]))
+        elif op.primitive == "dot_general":
+            for value, batch in zip(op.operands, op.params["dimension_numbers"][1], strict=True):
+                if value in taken and sorted(batch) != list(range(len(batch))):
+                    wanted.setdefault(*taken[value])
+    donated = {v: copy for v, copy in wanted.items() if place[v] in graph.donated}
+    kept = [copy._replace(stop=_end(graph, copy.start)) for v, copy in wanted.items() if v not in donated]
+    largest = max(donated, key=lambda v: graph.values[v].bytes, default=-1)
+    return (*kept, *([donated[largest]] if donated else []))
+
+
+def _end(graph: Graph, start: int) -> int:
+    """When the loop that begins at `start`, or right after it, ends."""
+    return min((loop.stop for loop in graph.loops if loop.start >= start), default=start + 1)
+
+
 def read_reordered(flow: Flow) -> set[int]:
     """The slices of stacks that a loop reads in the order of a product after it.
 

@@ -112,3 +112,25 @@ def test_what_is_read_after_it_was_updated_has_a_buffer_of_its_own() -> None:
         found = written_in_loops(graph, [True] * len(graph.values))
         (update,) = (op for op in graph.ops if op.primitive == "dynamic_update_slice")
         assert (update.results[0] in found.shared) is not late
+
+
+@pytest.mark.parametrize(("name", "caches"), [("carried", 2), ("stacked", 3), ("carried twice", 2)])
+def test_on_gpu_caches_are_transposed_for_their_products(name: str, caches: int) -> None:
+    """An argument of which heads are a batch beside its copy in the order of products, and what a loop stacks: two such
+    caches compiled for H100 take 397 MiB carried and 653 stacked, planned 396 and 652 (jax 0.10.2)."""
+    shapes = [jax.ShapeDtypeStruct(*shape) for shape in SHAPES]
+    plan = jaxplan.plan(STEPS[name], AbstractMesh((1,), ("data",)), *shapes, hardware="h100", donate_argnums=1)
+    rest = plan.cost.peak_bytes - 4 * np.prod(SHAPES[0][0])
+    assert rest == pytest.approx(caches * 4 * np.prod(CACHE), rel=0.02)
+
+
+def test_on_gpu_caches_in_the_order_of_products_are_not_transposed() -> None:
+    def step(cache: Any, x: Any) -> Any:
+        def layer(x: Any, cache: Any) -> Any:
+            return x + jnp.einsum("bhk,bhsk->bhs", x, cache).sum(-1, keepdims=True), None
+
+        return lax.scan(layer, x, cache)[0]
+
+    shapes = [jax.ShapeDtypeStruct((8, 16, 8, 2048, 64), "float32"), jax.ShapeDtypeStruct((16, 8, 64), "float32")]
+    plan = jaxplan.plan(step, AbstractMesh((1,), ("data",)), *shapes, hardware="h100")
+    assert plan.cost.peak_bytes < 1.2 * 4 * np.prod(CACHE)
