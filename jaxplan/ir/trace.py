@@ -21,6 +21,7 @@ from .products import exchanged
 from .rewriting import rewritten
 from .rolls import rolled
 from .third_party import seen_into
+from .unit_sums import without_unit_sums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +112,7 @@ def trace(
     jaxpr = without_dead_code(jaxpr)
     if platform is not None:
         jaxpr = seen_into(jaxpr, ruled, platform)
-    jaxpr = rewritten(jaxpr, (exchanged, rolled))
+    jaxpr = rewritten(jaxpr, (exchanged, without_unit_sums, rolled))
     static = positions_of(static_argnums, len(args))
     dynamic_args = tuple(a for i, a in enumerate(args) if i not in static)
     dynamic_kwargs = {k: v for k, v in sorted(kwargs.items()) if k not in static_argnames}
