@@ -70,15 +70,18 @@ def planned(model: str, mesh: str, template: str | None) -> tuple[Sent, Sent]:
 
 
 _SLOW = [
-    ("gpt", "4x2", "fsdp"), ("lstm", "4x2", None), ("moe", "8", None), ("moe", "4x2", "fsdp"), ("t5", "4x2", None),
+    ("lstm", "4x2", None), ("moe", "8", None), ("t5", "4x2", None),
     ("unet", "4x2", None), ("vgg", "4x2", None), ("vit", "2x4", None), ("whisper", "8", None), ("gpt", "8", None),
     ("t5", "2x2x2", None), ("llama", "2x2x2", None), ("alexnet", "2x2x2", None), ("gnn", "2x2x2", None),
 ]  # fmt: skip
-_TURNED = [("dlrm", "2x2x2", None), ("gpt", "2x2x2", None), ("moe", "4x2", None)]
+_TURNED = [
+    ("dlrm", "2x2x2", None), ("gpt", "2x2x2", None), ("gpt", "4x2", "fsdp"), ("moe", "4x2", None),
+    ("moe", "4x2", "fsdp"),
+]  # fmt: skip
 _TWO_ORDERS = pytest.mark.xfail(
     strict=True, reason="a dimension has one order of axes, its readers want two: the search knows no orders"
 )
-"""Of such tiny steps, bytes alone counted, 3 to 7 %; of published sizes at most 0.5 % of a step."""
+"""Of such tiny steps, bytes alone counted, 1 to 7 %; of published sizes at most 0.5 % of a step."""
 
 
 @pytest.mark.parametrize(

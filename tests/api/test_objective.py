@@ -102,17 +102,11 @@ def test_sums_that_a_loop_adds_up_in_parts_are_computed_as_decided() -> None:
 
 
 def _template_cases() -> list[Any]:
-    """(case, hardware, template); the slow ones, and of those the ones known to differ and why, marked."""
-    known = {
-        ("gpt", "fsdp"): "readers of the residual stream want two orders of its axes: the search knows no orders",
-        ("moe", "data"): "the partitioner slices whole gradients for their norm, the search squares them whole",
-    }  # fmt: skip
+    """(case, hardware, template); the slow ones marked."""
     cases = []
     for case in ("mlp", "gpt", "moe", "llama"):
         for template in ("data", "zero1", "fsdp", "megatron"):
-            why = known.get((case, template))
             marks = [] if case == "mlp" or (case, template) == ("moe", "zero1") else [_SLOW]
-            marks += [pytest.mark.xfail(strict=True, reason=why)] if why else []
             cases.append(pytest.param(case, "tpu-v5e", template, marks=marks))
     return cases
 
