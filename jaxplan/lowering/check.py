@@ -136,9 +136,9 @@ def check(
                 if extended is None:
                     return None
                 collectives, differing = extended
-            at_fault = _around(graph, {op for c, op in collectives if c.kind != "all_slice"})
+            undecided = _undecided(collectives, moves, expected)
+            at_fault = _around(graph, undecided) | _upstream(graph, rules, undecided)
             at_fault |= _cut_though_whole(graph, rules, differing)
-            at_fault |= _upstream(graph, rules, _undecided(collectives, moves))
             at_fault -= free
             fresh = [v for v in differing if v in at_fault and graph.values[v].site not in pinned]
             unplanned = tuple(
@@ -350,19 +350,24 @@ def _move(collective: Collective) -> Move:
 
 
 def _undecided(
-    collectives: Sequence[tuple[Collective, int]], moves: Mapping[Move, Sequence[tuple[int, int]]]
+    collectives: Sequence[tuple[Collective, int]],
+    moves: Mapping[Move, Sequence[tuple[int, int]]],
+    expected: Mapping[int, float],
 ) -> set[int]:
     """Operations with a collective that nobody decided: of its kind and size none, or more than were decided, and none
-    here (a copy that several read, or a sum of several, may be moved at another one of them)."""
-    found: dict[Move, list[int]] = {}
+    here (a copy that several read, or a sum of several, may be moved at another one of them); nor are there so many
+    bytes `expected` to be moved at it in another way."""
+    found: dict[Move, list[tuple[Collective, int]]] = {}
     for collective, op in collectives:
         if collective.kind != "all_slice":
-            found.setdefault(_move(collective), []).append(op)
+            found.setdefault(_move(collective), []).append((collective, op))
     return {
         op
-        for move, ops in found.items()
-        for op in ops
-        if len(ops) > len(moves.get(move, ())) and all(op not in ends for ends in moves.get(move, ()))
+        for move, ones in found.items()
+        for collective, op in ones
+        if len(ones) > len(moves.get(move, ()))
+        and all(op not in ends for ends in moves.get(move, ()))
+        and collective.bytes > expected.get(op, 0.0)
     }
 
 

@@ -38,12 +38,19 @@ def planned_constraints(
     operands and results written down, as its specs.
     Between a transposed sum and what reads the addition it goes to nothing is pinned (`turned_sums`).
     A loop's carry and stacked results are pinned too: they have one layout for the whole loop, which propagation
-    would take from whichever end it reaches first.
+    would take from whichever end it reaches first.  So is what a reader takes cut otherwise than it is made
+    (`recut`): the reader's pin would be handed on to its maker, and from there to all around that.
     """
     producers = graph.producers()
+    moved = []
+    for (index, position), row in reads.items():
+        at_maker = values.get(graph.ops[index].operands[position])
+        if at_maker is not None and at_maker is not row and at_maker.tobytes() != row.tobytes():
+            moved.append((index, position))
     held = held_values(graph, values, reads)
     turned, at_once = turned_sums(graph, values, reads, held), _scattered_at_once(graph, values, reads, held, waited)
     kept = gathered_products(graph, values, reads) | made_whole(graph, rules, values, reads)
+    kept |= recut(graph, values, reads, moved)
     pins: dict[tuple[Site, Layout], Constraint] = {}
 
     def pin(site: Site | None, layout: Layout, value: int, source: str, primitive: str, why: str) -> None:
@@ -71,11 +78,6 @@ def planned_constraints(
             made = orders.layout("value", value, 0, finished(row), rank)
             why = "sum" if UNREDUCED in row.tolist() and not at_edge else "propagation"
             pin(graph.values[value].site, made, value, op.source, op.primitive, why)
-    moved = []
-    for (index, position), row in reads.items():
-        at_maker = values.get(graph.ops[index].operands[position])
-        if at_maker is not None and at_maker is not row and at_maker.tobytes() != row.tobytes():
-            moved.append((index, position))
     for index, position in sorted(moved):
         op, row = graph.ops[index], reads[index, position]
         value = op.operands[position]
@@ -89,6 +91,29 @@ def planned_constraints(
             pin(op.sites[position], layout, value, op.source, op.primitive, "reshard")
     written = [*_local_specs(graph, values, reads, orders), *_held_layouts(graph, values, reads, orders, held)]
     return (*pins.values(), *written)
+
+
+def recut(
+    graph: Graph,
+    values: Mapping[int, np.ndarray],
+    reads: Mapping[tuple[int, int], np.ndarray],
+    moved: Iterable[tuple[int, int]],
+) -> frozenset[int]:
+    """Values that one of their `moved` reads, (operation, operand), cuts over an axis that doesn't cut that dimension
+    where they are made: they are sliced there, or exchanged.
+
+    Shardy hands the cut of such a reader on to the maker and its operands, as far as nothing is pinned.  The logits of
+    a classifier, whole on every device, and the loss around them were cut by the batch since one product reads their
+    gradient so, and then gathered and summed for the others (ResNet-50; jax 0.10.2).  What the user's own constraint
+    cuts is left to the user.
+    """
+    found = set[int]()
+    for index, position in moved:
+        op, row = graph.ops[index], reads[index, position]
+        value = op.operands[position]
+        if op.primitive != "sharding_constraint" and ((row >= 0) & (row != values[value])).any():
+            found.add(value)
+    return frozenset(found)
 
 
 def gathered_products(

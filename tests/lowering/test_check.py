@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AbstractMesh
 
 from jaxplan.ir import trace
-from jaxplan.lowering import check
+from jaxplan.lowering import check, planned_constraints
 from jaxplan.lowering.order import Orders
 from jaxplan.sharding import Layout, graph_rules
 
@@ -31,3 +31,30 @@ def test_what_is_gathered_for_a_result_is_unplanned_unless_it_was_decided(decide
     )  # fmt: skip
     assert [c.kind for c, _ in checked.collectives] == ["all_gather"]
     assert [c.kind for c, _ in checked.unplanned] == ([] if decided else ["all_gather"])
+
+
+def test_what_one_reader_cuts_and_another_sums_whole_is_made_whole() -> None:
+    """Handed on to the maker, the cut of the one reader had the sum of the other in parts, and all reduced; it took a
+    second round to see."""
+
+    def step(x: jax.Array, z: jax.Array) -> tuple[jax.Array, jax.Array]:
+        made = jnp.tanh(x)
+        return made.sum(0), made * z
+
+    traced = trace(step, [jax.ShapeDtypeStruct((1024, 64), jnp.float32)] * 2, {})
+    graph = traced.graph
+    (_, z), (_, product) = graph.inputs, graph.outputs
+    values = {v: CUT if v in (z, product) else WHOLE for v in range(len(graph.values))}
+    reads = {
+        (op.index, position): CUT if op.results == (product,) else WHOLE
+        for op in graph.ops
+        for position in range(len(op.operands))
+    }
+    orders, mesh, rules = Orders(axes=AXES, chosen={}), AbstractMesh((8,), ("data",)), graph_rules(graph)
+    whole, rows = Layout(dims=((), ())), Layout(dims=(("data",), ()))
+    checked = check(
+        traced, rules, orders, AXES, mesh, (whole, rows), (Layout(dims=((),)), rows), values,
+        planned_constraints(graph, rules, values, reads, {}, orders), reads=reads, waited=(), platform="tpu",
+    )  # fmt: skip
+    assert [c.kind for c, _ in checked.collectives if c.kind != "all_slice"] == []
+    assert checked.rounds == 1

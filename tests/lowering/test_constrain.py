@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxplan.ir import trace
-from jaxplan.lowering.constrain import gathered_products, made_whole
+from jaxplan.lowering.constrain import gathered_products, made_whole, recut
 from jaxplan.sharding import graph_rules
 
 ROWS, COLUMNS = np.array([0], np.int8), np.array([1], np.int8)
@@ -49,3 +49,15 @@ def test_what_is_concatenated_is_pinned_where_one_of_its_readers_cuts_along_that
     one, other = graph.uses()[joined]
     found = made_whole(graph, graph_rules(graph), {joined: ROWS}, {one: first, other: second})
     assert found == ({joined} if pinned else set())
+
+
+@pytest.mark.parametrize(
+    ("made", "read", "pinned"), [(WHOLE, COLUMNS, True), (ROWS, COLUMNS, True), (COLUMNS, WHOLE, False)],
+)  # fmt: skip
+def test_what_a_reader_cuts_otherwise_is_pinned_as_it_is_made(made: np.ndarray, read: np.ndarray, pinned: bool) -> None:
+    """What is only gathered hands nothing on: its pin would be one of thousands."""
+    shape = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    graph = trace(lambda x: jnp.sin(jnp.cos(x)), (shape,), {}).graph
+    value = graph.ops[0].results[0]
+    (reader,) = graph.uses()[value]
+    assert recut(graph, {value: made}, {reader: read}, [reader]) == ({value} if pinned else set())
