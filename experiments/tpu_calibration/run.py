@@ -102,6 +102,44 @@ class Compiler:
         text = self.compile(function, *shapes).as_text()
         return sum(int(found) for found in re.findall(r'"estimated_cycles":"(\d+)"', text))
 
+    def on_chip_bytes(self) -> int:
+        """The largest square of weights that a loop leaves in vector memory, memory space 1, for all iterations."""
+
+        def kept(side: int) -> bool:
+            loops = [line for line in self._looped(32, side).splitlines() if " while(" in line]
+            return any(re.search(rf"bf16\[{side},{side}\]{{[^}}]*S\(1\)}}", line) for line in loops)
+
+        side = next((side for side in range(8192, 0, -256) if kept(side)), 0)  # small ones are fetched ahead each time
+        return 2 * side * side
+
+    def matmul_rows(self) -> int:
+        """The most rows of an operand that a product with weights in vector memory takes no longer for than for 8."""
+
+        def cycles(rows: int) -> int:
+            products = [line for line in self._looped(rows, 1024).splitlines() if "kind=kOutput" in line]
+            return min(int(found) for found in re.findall(r'"estimated_cycles":"(\d+)"', "".join(products)))
+
+        floor = cycles(8)
+        return max(rows for rows in (8, 16, 32, 64, 128, 256) if cycles(rows) <= 1.05 * floor)
+
+    def _looped(self, rows: int, side: int) -> str:
+        """A loop of products with two squares of bf16 weights, compiled."""
+
+        def looped(x: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
+            # arguments of the program would stay where they are
+            weights = first.astype(jnp.bfloat16), second.astype(jnp.bfloat16)
+
+            def body(x: jax.Array, _: None) -> tuple[jax.Array, None]:
+                for w in weights:
+                    x = jnp.matmul(x.astype(jnp.bfloat16), w, preferred_element_type=jnp.float32)
+                    x = jax.lax.optimization_barrier(x)
+                return x, None
+
+            return jax.lax.scan(body, x, None, length=64)[0]
+
+        square = ((side, side), jnp.float32)
+        return str(self.compile(looped, ((rows, side), jnp.float32), square, square).as_text())
+
     def available_hbm_gib(self) -> float:
         """Read off the refusal of a program that needs 96 GiB of temporaries."""
         try:
@@ -182,6 +220,8 @@ def measure(target: Target) -> dict[str, Any]:
         "vector_flops_per_s": float(f"{chain_flops * clock_hz / chain_cycles:.3g}"),
         "op_overhead_s": float(f"{floor_s:.3g}"),
         "tile_s": float(f"{tile_s:.3g}"),
+        "on_chip_bytes": compiler.on_chip_bytes(),
+        "matmul_rows": compiler.matmul_rows(),
         "available_hbm_gib": compiler.available_hbm_gib(),
         "rows": rows,
         "tile_rows": tile_rows,

@@ -3,7 +3,7 @@
   seconds = max( flops / (peak * efficiency),  bytes / (memory rate * efficiency),  op overhead )
 
 Williams et al., "Roofline" (CACM 2009).  The peak is that of the matrix unit for a matrix product, with
-dims below its tile padded up to it (a 16-wide product costs a 128-wide one on a 128-wide unit), and of the
+dims below its tile padded up to it (a 16-wide sum costs a 128-wide one on a 128-wide unit), and of the
 vector unit for everything else.  All arguments may be NumPy arrays, one entry a strategy: a planner prices
 thousands at once.
 """
@@ -20,17 +20,20 @@ Dims = tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike]
 BOUNDS: tuple[str, ...] = ("flops", "hbm", "overhead")
 
 
-def padding_factor(dims: Dims, tile: int) -> Array:
+def padding_factor(dims: Dims, tile: int, rows: int | None = None) -> Array:
     """How many times more arithmetic a matrix unit does because dims below its tile are padded: >= 1.
+
+    A TPU's unit holds a tile of one operand, whose dims are those that are summed and one other, and the rows of the
+    other operand run through it: few of them are padded to fewer.
 
     Args:
       dims: local (m, n, k) of the product, each a number or an array; batch dims are not padded.
-      tile: `Profile.matmul_tile`.
+      tile, rows: `Profile.matmul_tile` and `Profile.matmul_rows`.
     """
+    m, n, k = (np.maximum(np.asarray(dim, np.float64), 1.0) for dim in dims)
     factor = np.ones(())
-    for dim in dims:
-        local = np.maximum(np.asarray(dim, np.float64), 1.0)
-        factor = factor * (np.maximum(local, tile) / local)
+    for local, least in ((np.minimum(m, n), tile if rows is None else rows), (np.maximum(m, n), tile), (k, tile)):
+        factor = factor * (np.maximum(local, least) / local)
     return factor
 
 
@@ -47,7 +50,7 @@ def _terms(
     if matmul:
         rate = profile.peak_for(dtype) * profile.matmul_efficiency
         if dims is not None:
-            work = work * padding_factor(dims, profile.matmul_tile)
+            work = work * padding_factor(dims, profile.matmul_tile, profile.matmul_rows)
     else:
         rate = profile.vector_flops_per_s
     traffic = np.asarray(bytes, np.float64)

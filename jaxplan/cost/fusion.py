@@ -26,6 +26,7 @@ from .in_place import overwritable
 from .invariants import Invariant, loop_invariants
 from .kinds import COMPUTED_AGAIN, LOOP_EDGES, kind_of, source_values
 from .masks import is_dear, is_mask
+from .on_chip import Resident, residents
 from .residency import (
     Flow,
     SecondStack,
@@ -38,7 +39,7 @@ from .residency import (
     taken_in,
     unmoved,
     written_again,
-)
+)  # fmt: skip
 from .scores import exponentiated, is_batched
 from .squares import Squares, shared_squares
 from .tables import RowUpdate, row_updates, tiled_in_rows
@@ -67,7 +68,7 @@ class Traffic:
       times: when each operation runs, as the index of an operation.  TPU: what is fused runs as soon as its last
         operand is there, however late it is written (a weight's gradient with the optimizer's arithmetic at the end);
         GPU: products in loops run as late as they can.
-      bodies: by operation, what runs inside the `shard_map`s that the user wrote.
+      bodies: by operation, what runs inside the `shard_map`s that the user wrote; resident: TPU: see `residents`.
     """
 
     stored: tuple[bool, ...]
@@ -89,6 +90,7 @@ class Traffic:
     producers: tuple[int, ...]
     times: tuple[int, ...]
     bodies: Mapping[int, Body] = field(default_factory=dict, repr=False)
+    resident: Mapping[tuple[int, int], Resident] = field(default_factory=dict, repr=False)
     graph: Graph = field(repr=False, compare=False)
 
     @functools.cached_property
@@ -103,7 +105,9 @@ class Traffic:
 
 def traffic(graph: Graph, rules: Sequence[Rule], platform: str) -> Traffic:
     """What crosses memory in `graph` when XLA compiles it for `platform` ("tpu", "gpu" or "cpu"); see the module."""
-    return replace(_Kernels(graph, rules, platform).traffic(), bodies=bodies(graph, platform, traffic))
+    found = _Kernels(graph, rules, platform).traffic()
+    resident = residents(graph, rules, found.reads, found.writes) if platform == "tpu" else {}
+    return replace(found, bodies=bodies(graph, platform, traffic), resident=resident)
 
 
 class _Kernels:

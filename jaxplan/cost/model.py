@@ -21,9 +21,10 @@ from .collectives import collective_seconds, combined_share, most_combined_bytes
 from .compute import roofline_seconds
 from .fusion import Traffic
 from .kinds import LOOP_EDGES, fused
+from .on_chip import Resident
 from .split_k import local_product, part_bytes
 from .tiles import gathered_bytes, tiles_of_rows
-from .vector_kernels import VectorKernel
+from .vector_kernels import VectorKernel, vector_product
 
 _PACKING_KERNELS = {"all_gather": 0.6, "reduce_scatter": 0.1, "all_to_all": 1.1, "collective_permute": 0.6}
 """Transpositions next to a collective, for each that was planned: those counted beside 501 in twenty compiled plans of
@@ -170,9 +171,12 @@ class CostModel:
         local_bytes = np.zeros(len(options))
         sizes = (*crossing.reads[op.index], *crossing.writes[op.index])
         moved = zip((*op.operands, *op.results), sizes, (*options.operands, *options.results), strict=True)
-        for value, size, places in moved:
+        for place, (value, size, places) in enumerate(moved):
             if size:
-                local_bytes += self._streamed_bytes(graph.values[value], size, places, crossing.kernels[op.index])
+                resident = crossing.resident.get((op.index, place))
+                local_bytes += self._streamed_bytes(
+                    graph.values[value], size, places, crossing.kernels[op.index], resident
+                )
         for halo in rule.halos:  # the piece and its edges are joined in a buffer of their own
             cut = (options.factors == halo.factor).any(axis=1) & bool(halo.widths)
             size = graph.values[op.operands[halo.operand]].bytes
@@ -193,6 +197,10 @@ class CostModel:
         if op.index in crossing.bodies:
             return np.full(len(options), self._body_seconds(crossing.bodies[op.index]))
         made_s = roofline_seconds(flops, local_bytes, dtype, self.profile, matmul=rule.matmul, dims=dims)
+        if self.profile.tile_s is not None and op.primitive == "dot_general" and vector_product(rule):
+            batched = op.params["dimension_numbers"][1][0]
+            if not batched:  # the vector unit's, of which a tile is the least
+                made_s = np.maximum(made_s, self._tiles(op, options, graph) * self.profile.tile_s)
         return np.asarray(made_s + self.memory_seconds(parts))
 
     def _body_seconds(self, body: Body) -> float:
@@ -205,12 +213,27 @@ class CostModel:
             for op, rule in zip(ops, rules, strict=True)
         )
 
+    def _tiles(self, op: Op, options: Strategies, graph: Graph) -> np.ndarray:
+        """`float64[n]`: local tiles of the larger operand."""
+        sizes = [
+            math.prod(graph.values[v].shape) / pieces(places, self.axes)
+            for v, places in zip(op.operands, options.operands, strict=True)
+        ]
+        return np.asarray(np.maximum.reduce(sizes) / _TILE)
+
     def _streamed_bytes(
-        self, tensor: Value, size_bytes: float, places: np.ndarray, kernel: VectorKernel | None
+        self,
+        tensor: Value,
+        size_bytes: float,
+        places: np.ndarray,
+        kernel: VectorKernel | None,
+        resident: Resident | None,
     ) -> np.ndarray:
         """`float64[n]`: what a kernel moves of a tensor's `size_bytes`, or what would take as long as its tiles do."""
         parts = pieces(places, self.axes)
         local = np.asarray(size_bytes / parts)
+        if resident is not None:
+            local = resident.transferred(local, parts, self.profile.on_chip_bytes)
         if kernel is None or self.profile.tile_s is None:
             return local
         # what is computed of a narrower type is read in that one, element by element

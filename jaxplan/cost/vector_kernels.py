@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from ..disjoint import Disjoint
 from ..ir import Op
+from ..sharding import Rule
 from .residency import Flow
 
 
@@ -89,3 +90,12 @@ def _outermost(flow: Flow, value: int) -> int:
     if made >= 0 and flow.graph.ops[made].primitive == "scan_slice":
         return _outermost(flow, flow.graph.ops[made].operands[0])
     return value
+
+
+def vector_product(rule: Rule) -> bool:
+    """Whether a rule is of a product with a vector: one operand has nothing but what is summed and what both have."""
+    if not rule.matmul or len(rule.operands) != 2 or not rule.reduction:
+        return False
+    lhs, rhs = ({f for dim in operand for f in dim} for operand in rule.operands)
+    out = {f for dim in rule.results[0] for f in dim if rule.sizes[f] > 1}
+    return not (lhs & out) - rhs or not (rhs & out) - lhs

@@ -34,7 +34,12 @@ _PROFILE_NUMBERS: dict[str, tuple[type, float, float]] = {
     "op_overhead_s": (float, 0.0, 1.0),
 }
 _KIND_NUMBERS: dict[str, dict[str, tuple[type, float, float]]] = {
-    "tpu": {"clock_hz": (float, 0.0, _INF), "tile_s": (float, 0.0, 1.0)},
+    "tpu": {
+        "clock_hz": (float, 0.0, _INF),
+        "tile_s": (float, 0.0, 1.0),
+        "on_chip_bytes": (int, -1, _INF),
+        "matmul_rows": (int, 0, _INF),
+    },
     "gpu": {"core_count": (int, 0, _INF), "compute_capability": (float, 0.0, _INF)},
 }
 _LINK_NUMBERS: dict[str, tuple[type, float, float]] = {

@@ -100,13 +100,15 @@ class Profile:
       peak_flops_per_s: dense datasheet peaks of matrix products, by class (f64, f32, tf32, bf16, f16, fp8,
         int8).
       matmul_efficiency: achieved share of that peak by a large matrix product.
-      matmul_tile: a product's dims are padded up to it by the matrix unit.
+      matmul_tile: a product's dims are padded up to it by the matrix unit; matmul_rows: TPU: the smaller one of those
+        that are not summed is padded up to this instead.
       vector_flops_per_s: peak of everything that is not a matrix product.
       hbm_bytes, reserve_bytes: memory, and what the runtime keeps of it for itself.
       hbm_bytes_per_s, hbm_efficiency: datasheet rate of memory, and the achieved share.
       op_overhead_s: no kernel takes less.
       clock_hz: turns the cycles that XLA's TPU compiler estimates into seconds; TPU only.
       tile_s: the least that an elementwise kernel takes for a tile of up to 8 x 128 elements; TPU only.
+      on_chip_bytes: what a loop keeps in vector memory from one iteration to the next; TPU only.
       core_count, compute_capability: streaming multiprocessors, and NVIDIA's number of the generation; GPU only.
       links: innermost first.
       sources: where each number comes from, by its path: "hbm_bytes", "links.ici.bytes_per_s".
@@ -128,6 +130,8 @@ class Profile:
     sources: Mapping[str, str] = field(hash=False, repr=False)
     clock_hz: float | None = None
     tile_s: float | None = None
+    on_chip_bytes: int | None = None
+    matmul_rows: int | None = None
     core_count: int | None = None
     compute_capability: float | None = None
 

@@ -184,7 +184,10 @@ def test_tpu_profiles_say_what_the_calibration_measured() -> None:
     assert set(targets) == {name for name in NAMES if load_profile(name).kind == "tpu"}
     for name, measured in targets.items():
         profile = load_profile(name)
-        for key in ("matmul_efficiency", "hbm_efficiency", "vector_flops_per_s", "op_overhead_s", "tile_s"):
+        for key in (
+            "matmul_efficiency", "hbm_efficiency", "vector_flops_per_s", "op_overhead_s", "tile_s", "on_chip_bytes",
+            "matmul_rows",
+        ):  # fmt: skip
             assert getattr(profile, key) == pytest.approx(measured[key]), (name, key)
         assert profile.usable_bytes / 2**30 == pytest.approx(measured["available_hbm_gib"], abs=0.005)
         assert measured["device_kind"] in profile.device_kinds

@@ -191,14 +191,14 @@ def test_an_objective_is_what_a_walk_over_the_program_pays(
 
 
 def test_a_loop_pays_for_each_of_its_iterations() -> None:
-    """What is communicated in the body costs as often as the body runs."""
+    """What is communicated in the body, and weights that don't fit on the chip, cost as often as the body runs."""
 
     def looped(length: int) -> Callable[..., Any]:
         return lambda x, w: jax.lax.scan(lambda c, _: (jnp.tanh(c @ w) @ w, None), x, None, length=length)[0]
 
     costs = []
     for length in (4, 8):
-        _, space = space_of(looped(length), (shape(8, 8192), shape(8192, 8192)), AXIS)
+        _, space = space_of(looped(length), (shape(8, 32768), shape(32768, 32768)), AXIS)
         costs.append(SEARCHES["ilp"](space.problem, relative_gap=0.0).objective_s)
     assert costs[1] == pytest.approx(2 * costs[0], rel=0.02)
 
