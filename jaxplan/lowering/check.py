@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -137,7 +138,8 @@ def check(
                     return None
                 collectives, differing = extended
             undecided = _undecided(collectives, moves, expected)
-            at_fault = _around(graph, undecided) | _upstream(graph, rules, undecided)
+            moved = {op for _, op in _elsewhere(collectives, moves)}
+            at_fault = _around(graph, moved) | _upstream(graph, rules, undecided)
             at_fault |= _cut_though_whole(graph, rules, differing)
             at_fault -= free
             fresh = [v for v in differing if v in at_fault and graph.values[v].site not in pinned]
@@ -349,6 +351,15 @@ def _move(collective: Collective) -> Move:
     return collective.kind, frozenset(collective.axes), collective.bytes
 
 
+def _elsewhere(
+    collectives: Sequence[tuple[Collective, int]], moves: Mapping[Move, Sequence[tuple[int, int]]]
+) -> list[tuple[Collective, int]]:
+    """Those of a kind and size that was not decided at their operation: perhaps at another reader of what is moved,
+    which takes it in pieces, or rounded."""
+    there = [(c, op) for c, op in collectives if c.kind != "all_slice"]
+    return [(c, op) for c, op in there if all(op not in ends for ends in moves.get(_move(c), ()))]
+
+
 def _undecided(
     collectives: Sequence[tuple[Collective, int]],
     moves: Mapping[Move, Sequence[tuple[int, int]]],
@@ -357,17 +368,11 @@ def _undecided(
     """Operations with a collective that nobody decided: of its kind and size none, or more than were decided, and none
     here (a copy that several read, or a sum of several, may be moved at another one of them); nor are there so many
     bytes `expected` to be moved at it in another way."""
-    found: dict[Move, list[tuple[Collective, int]]] = {}
-    for collective, op in collectives:
-        if collective.kind != "all_slice":
-            found.setdefault(_move(collective), []).append((collective, op))
+    count = Counter(_move(c) for c, _ in collectives if c.kind != "all_slice")
     return {
         op
-        for move, ones in found.items()
-        for collective, op in ones
-        if len(ones) > len(moves.get(move, ()))
-        and all(op not in ends for ends in moves.get(move, ()))
-        and collective.bytes > expected.get(op, 0.0)
+        for c, op in _elsewhere(collectives, moves)
+        if count[_move(c)] > len(moves.get(_move(c), ())) and c.bytes > expected.get(op, 0.0)
     }
 
 
