@@ -46,10 +46,12 @@ def start_shares(graph: Graph, products: Sequence[bool], sums: Sequence[bool]) -
 
 
 def total_shares(graph: Graph) -> dict[int, float]:
-    """Of every number that is added up from several, and of these: how much of the total it is, by count of parts.
+    """Of every number that is added up from several, and of these: one over the count of the parts.
 
-    The sums over devices of a total's parts, such as the squares that make a norm, start together: whichever of them
-    are summed before they are added, the shares of what is summed come to one start at most.
+    The sums over devices of a total's parts, such as the squares that make a norm, start together: if each is summed
+    before they are added, they come to one start.  Added before they are summed, they come to less: up to a start of
+    the step is not counted then, lest what a layer's parts cost depend on how many layers stand before it, and equal
+    layers be none.
     """
     producers, uses = graph.producers(), graph.uses()
     bodies = graph.loops_around()
@@ -69,9 +71,9 @@ def total_shares(graph: Graph) -> dict[int, float]:
             parts[value] = sum(parts.get(v, 1) for v in added(value))
     found: dict[int, float] = {}
     for value in sorted(adds, key=lambda value: -producers[value]):
-        total = found.setdefault(value, 1.0)
+        share = found.setdefault(value, 1.0 / max(parts[value], 1))
         for v in added(value):
-            found[v] = total * parts.get(v, 1) / parts[value]
+            found[v] = share
     return found
 
 

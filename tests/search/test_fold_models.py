@@ -14,6 +14,7 @@ from jaxplan.api.meshes import target_of
 from jaxplan.api.options import Options
 from jaxplan.ir import trace
 from jaxplan.search import StrategyProblem, build, evaluate, solve, solve_folded
+from jaxplan.search.folds import Folds
 from jaxplan.sharding import graph_rules
 from models import get
 
@@ -53,6 +54,17 @@ def test_alike_layers_cost_what_the_whole_search_finds(name: str) -> None:
     assert folded.objective_s >= whole.bound_s * (1 - 1e-9)
     assert folded.bound_s <= whole.objective_s * (1 + 1e-9)
     assert folded.gap <= 0.01
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+def test_a_norm_of_all_gradients_leaves_layers_alike(name: str) -> None:
+    """What a layer's squares cost to sum up is said by no other layer."""
+    folded = set()
+    for depth in (8, 12):
+        tied = Folds(problem_of(name, n_layers=depth)).layers(None)
+        assert tied is not None
+        folded.add(len(tied.problem.nodes))
+    assert len(folded) == 1
 
 
 @pytest.mark.slow
