@@ -113,15 +113,11 @@ class _Accumulations:
             return False
         op = self.graph.ops[index]
         if makes_parts(op):
-            inside: Parts = {}
-            # a bias that is broadcast: summed over the batch, and then over a dimension of one before it
-            if op.primitive == "reduce_sum" and self._comes_from_products(op.operands[0], loop, inside):
-                ops.update({**inside, index: (0,)})
             return True
         if op.primitive == "carry_init":  # the sum that an inner loop has accumulated
-            accumulated = self._accumulation(self.last[value]) if value in self.last else {}
-            ops.update(accumulated)
-            return bool(accumulated)
+            inside = self._accumulation(self.last[value]) if value in self.last else {}
+            ops.update(inside)
+            return bool(inside)
         if op.primitive in _SCALES:
             return self._scales(op, loop, ops)
         if op.primitive in SUMS:

@@ -198,6 +198,24 @@ def test_what_is_read_twice_after_its_loop_is_summed_once(axes: tuple[str, ...],
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+def test_a_sum_of_products_that_are_summed_themselves_is_right(mesh_4x2: Mesh) -> None:
+    """What a device has summed of a product over one axis is summed over another one: parts of parts."""
+    left, right = (RANDOM.normal(size=(STEPS, 8, *shape)).astype(np.float32) for shape in ((64, 128), (128, 64)))
+
+    def step(left: Any, right: Any) -> Any:
+        def body(total: Any, x: Any) -> Any:
+            return total + (x[0] @ x[1]).reshape(4, 2, 64, 64).sum(0).sum(0), None
+
+        return lax.scan(body, jnp.zeros((64, 64)), (left, right))[0]
+
+    for one, other in (("data", "model"), ("model", "data")):
+        pins = {"left": P(None, one, None, other), "right": P(None, one, other)}
+        sharded = jaxplan.auto_shard(
+            step, mesh_4x2, constraints=pins, options={"compare_templates": False}, hardware="tpu-v5e"
+        )
+        np.testing.assert_allclose(sharded(left, right), jax.jit(step)(left, right), rtol=1e-4, atol=1e-3)
+
+
 def found(fn: Callable[..., Any], *args: Any) -> set[str]:
     graph = trace(fn, args, {}).graph
     return {graph.ops[i].primitive for i in accumulating_ops(graph)}
