@@ -39,7 +39,7 @@ from .residency import (
     taken_in,
     unmoved,
     written_again,
-)  # fmt: skip
+)
 from .scores import exponentiated, is_batched
 from .squares import Squares, shared_squares
 from .tables import RowUpdate, row_updates, tiled_in_rows
@@ -98,6 +98,11 @@ class Traffic:
         """See `lives_of`."""
         return lives_of(self.graph, self.stored, self.times)
 
+    def kept(self, op: Op) -> tuple[Resident | None, ...]:
+        """What of an operation's operands and results may stay on the chip; () where nothing of the program may."""
+        places = range(len(op.operands) + len(op.results)) if self.resident else ()
+        return tuple([self.resident.get((op.index, place)) for place in places])
+
     def tiling(self, value: int) -> Tiling:
         """Which dimensions of a value lie in tiles, see `device_bytes`."""
         return self.rows[value] if value in self.rows else self.images.get(value, "any")
@@ -106,7 +111,7 @@ class Traffic:
 def traffic(graph: Graph, rules: Sequence[Rule], platform: str) -> Traffic:
     """What crosses memory in `graph` when XLA compiles it for `platform` ("tpu", "gpu" or "cpu"); see the module."""
     found = _Kernels(graph, rules, platform).traffic()
-    resident = residents(graph, rules, found.reads, found.writes) if platform == "tpu" else {}
+    resident = residents(graph, rules, found.reads, found.writes) if platform == "tpu" and graph.loops else {}
     return replace(found, bodies=bodies(graph, platform, traffic), resident=resident)
 
 

@@ -137,9 +137,9 @@ def check(
                 if extended is None:
                     return None
                 collectives, differing = extended
-            undecided = _undecided(collectives, moves, expected)
-            moved = {op for _, op in _elsewhere(collectives, moves)}
-            at_fault = _around(graph, moved) | _upstream(graph, rules, undecided)
+            elsewhere = _elsewhere(collectives, moves)
+            undecided = _undecided(elsewhere, collectives, moves, expected)
+            at_fault = _around(graph, {op for _, op in elsewhere}) | _upstream(graph, rules, undecided)
             at_fault |= _cut_though_whole(graph, rules, differing)
             at_fault -= free
             fresh = [v for v in differing if v in at_fault and graph.values[v].site not in pinned]
@@ -361,17 +361,18 @@ def _elsewhere(
 
 
 def _undecided(
+    elsewhere: Sequence[tuple[Collective, int]],
     collectives: Sequence[tuple[Collective, int]],
     moves: Mapping[Move, Sequence[tuple[int, int]]],
     expected: Mapping[int, float],
 ) -> set[int]:
-    """Operations with a collective that nobody decided: of its kind and size none, or more than were decided, and none
-    here (a copy that several read, or a sum of several, may be moved at another one of them); nor are there so many
-    bytes `expected` to be moved at it in another way."""
+    """Operations with a collective that nobody decided: of its kind and size none, or more than were decided, and it is
+    `elsewhere` (a copy that several read, or a sum of several, may be moved at another one of them); nor are there so
+    many bytes `expected` to be moved at it in another way."""
     count = Counter(_move(c) for c, _ in collectives if c.kind != "all_slice")
     return {
         op
-        for c, op in _elsewhere(collectives, moves)
+        for c, op in elsewhere
         if count[_move(c)] > len(moves.get(_move(c), ())) and c.bytes > expected.get(op, 0.0)
     }
 

@@ -192,7 +192,7 @@ class _Builder:
         moved = (self.crossing.reads[op.index], self.crossing.writes[op.index])
         dtype = self.graph.values[op.operands[0]].dtype if op.operands else ""
         kernel, body = self.crossing.kernels[op.index], id(self.crossing.bodies.get(op.index))
-        kept = tuple([self.crossing.resident.get((op.index, p)) for p in range(len(moved[0]) + len(moved[1]))])
+        kept = self.crossing.kept(op)
         key = ("cost", id(rule), id(options), op.trips, moved, dtype, op.primitive, kernel, body, kept)
         if key not in self._cache:
             seconds = self.model.op_seconds(op, rule, options, self.graph, self.crossing)
