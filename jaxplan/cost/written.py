@@ -80,10 +80,8 @@ def _shared(graph: Graph, stored: Sequence[bool]) -> dict[int, int]:
             carry, init = op.results[0], op.operands[0]
             if init in loop_of and is_last(op, init) and stored[init]:
                 shared[carry] = init
-            starts = [loop for loop in graph.loops if loop.start > op.index]
-            if starts:
-                first = min(starts, key=lambda loop: (loop.start, -loop.stop))
-                loop_of[carry] = first.start, first.stop
+            if (entered := graph.loop_after(op.index)) is not None:
+                loop_of[carry] = entered
         elif _updates(op) and op.operands[0] in loop_of and op.results[0] not in returned:
             buffer, result = op.operands[0], op.results[0]
             if is_last(op, buffer) and stored[result]:

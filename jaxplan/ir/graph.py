@@ -184,6 +184,13 @@ class Graph:
         """For every operation the (start, stop) of the loops around it, outer first."""
         return self._loops_around
 
+    def loop_after(self, op: int) -> tuple[int, int] | None:
+        """The (start, stop) of the first loop that begins after an operation, such as a `carry_init`, the outermost of
+        several that begin there; None where none does."""
+        return min(
+            ((x.start, x.stop) for x in self.loops if x.start > op), key=lambda loop: (loop[0], -loop[1]), default=None
+        )
+
     def behind(self) -> Sequence[tuple[int, ...]]:
         """For every operation the innermost of `barriers` that it stands behind, () for none."""
         return self._behind

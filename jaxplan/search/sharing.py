@@ -38,7 +38,6 @@ class Sharing:
         self._starts = start_shares(graph, [rule.matmul for rule in rules], [bool(rule.reduction) for rule in rules])
         self._totals = total_shares(graph)
         self._behind: dict[int, dict[tuple[int, ...], set[int]]] = {}
-        self._loops = sorted(((x.start, x.stop) for x in graph.loops), key=lambda loop: (loop[0], -loop[1]))
 
     def follows(self, value: int) -> bool:
         """Whether a value has the layout of what it is made of."""
@@ -127,7 +126,9 @@ class Sharing:
 
     def loop_after(self, carry: int) -> tuple[int, int]:
         """The operations, from and until, of the loop that a `carry_init` enters."""
-        return next(x for x in self._loops if x[0] > self._producers[carry])
+        entered = self.graph.loop_after(self._producers[carry])
+        assert entered is not None  # what is carried is carried by a loop
+        return entered
 
     def after_loop(self, carry: int) -> list[tuple[int, int]]:
         """(operation, operand) of those who read what a loop leaves of its carry."""
