@@ -235,7 +235,7 @@ def test_a_round_with_pins_written_in_is_one_lowered_with_them(
     (again,) = checks
     # one round does for these: what is around any collective is pinned, as if nobody had decided it
     monkeypatch.setattr(
-        CHECK, "_undecided", lambda collectives, *_: {op for c, op in collectives if c.kind != "all_slice"}
+        CHECK, "_undecided", lambda _, collectives, *__: {op for c, op in collectives if c.kind != "all_slice"}
     )  # fmt: skip
     written: list[bool] = []
     write = Asked.pin
