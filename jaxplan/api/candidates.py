@@ -41,6 +41,7 @@ from ..search import (
     tradeoff,
 )
 from ..sharding import Beside, Layout, MeshAxes, graph_rules
+from .batch_dims import batch_dims
 from .found import Candidate, Found, Nothing
 from .kinds import input_kinds
 from .meshes import Target
@@ -130,6 +131,7 @@ class Pipeline:
         self.said_orders = said_orders
         self.rules = graph_rules(traced.graph)
         self.kinds = input_kinds(traced.graph, self.rules)
+        self.batch_dims = batch_dims(traced.graph, self.rules)
         self.graph = narrowed(traced.graph, self.rules, target.profile.kind)
         self.crossing = traffic(self.graph, self.rules, target.profile.kind)
         self.waited = waited_values(traced)
@@ -175,7 +177,7 @@ class Pipeline:
 
     def template(self, name: str) -> dict[int, Allowed] | None:
         """Pins of a named template; None when the mesh has too few axes for it."""
-        return template_pins(name, self.traced.graph, self.kinds, self.target.axes)
+        return template_pins(name, self.kinds, self.batch_dims, self.target.axes)
 
     def given(self, input_pins: Mapping[int, Allowed]) -> dict[str, tuple[int, ...]]:
         """The templates that fit, as assignments of `space(input_pins)`: what a search may begin from."""

@@ -15,11 +15,13 @@ HALF = 0.5
 """Share of the computation that an axis has to leave whole before the batch is blamed for it."""
 
 
-def repeated(traced: Traced, kinds: Sequence[str], axes: MeshAxes, best: Candidate) -> tuple[str, ...]:
+def repeated(
+    traced: Traced, kinds: Sequence[str], batch_dims: Sequence[int], axes: MeshAxes, best: Candidate
+) -> tuple[str, ...]:
     """A warning for every mesh axis that cuts less than half of the computation, its size no divisor of the batch.
 
-    The batch is the first dimension of the largest leaf that is one (see `input_kinds`), or the first that no loop goes
-    along, where no dimension of that leaf is cut over the axis.
+    The batch is the first dimension that no loop goes along (see `batch_dims`) of the largest leaf that is one (see
+    `input_kinds`), where no dimension of that leaf is cut over the axis.
     """
     graph = traced.graph
     leaves = [
@@ -32,7 +34,7 @@ def repeated(traced: Traced, kinds: Sequence[str], axes: MeshAxes, best: Candida
         return ()
     sizes = [graph.values[v].bytes for v in graph.inputs]
     largest = max(leaves, key=lambda i: sizes[i])
-    dim = _looped(graph, graph.inputs[largest])
+    dim = batch_dims[largest]
     if dim == len(traced.inputs[largest].shape):
         return ()
     rows = traced.inputs[largest].shape[dim]
@@ -52,14 +54,6 @@ def repeated(traced: Traced, kinds: Sequence[str], axes: MeshAxes, best: Candida
                 f"{rows + size - rows % size}{fewer}"
             )
     return tuple(told)
-
-
-def _looped(graph: Graph, value: int) -> int:
-    """How many leading dimensions of a value are gone through by loops alone, such as those over microbatches."""
-    readers = _readers(graph, value)
-    if not readers or any(op.primitive != "scan_slice" for op in readers):
-        return 0
-    return 1 + min(_looped(graph, op.results[0]) for op in readers)
 
 
 def _is_key(graph: Graph, value: int) -> bool:

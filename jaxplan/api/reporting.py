@@ -37,7 +37,7 @@ def finished_plan(
     traced, target, options = pipeline.traced, pipeline.target, pipeline.options
     collectives = _collectives(traced, pipeline.model, best)
     unruled = _unruled(traced, pipeline.model, best)
-    alike = repeated(traced, pipeline.kinds, target.axes, best)
+    alike = repeated(traced, pipeline.kinds, pipeline.batch_dims, target.axes, best)
     warnings = (*alike, *_warnings(traced, pipeline.model, best, unruled))
     return Plan(
         name=traced.name,

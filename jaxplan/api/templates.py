@@ -1,6 +1,6 @@
 """The hand-written plans that experts use, as pins on arguments; the rest is left to the search.
 
-What is the batch and what is state they take from `kinds`.
+What is the batch and what is state they take from `kinds`, where the batch is from `batch_dims`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..ir import Graph
 from ..search import Allowed
 from ..sharding import MeshAxes
 
 
-def template_pins(name: str, graph: Graph, kinds: Sequence[str], axes: MeshAxes) -> dict[int, Allowed] | None:
+def template_pins(
+    name: str, kinds: Sequence[str], batch_dims: Sequence[int], axes: MeshAxes
+) -> dict[int, Allowed] | None:
     """Pins by input position of the named template; None when the mesh has too few axes for it.
 
     - data: the batch cut over all axes, all state replicated.
@@ -34,7 +35,7 @@ def template_pins(name: str, graph: Graph, kinds: Sequence[str], axes: MeshAxes)
     pins: dict[int, Allowed] = {}
     for position, kind in enumerate(kinds):
         if kind == "batch":
-            pins[position] = _leading(outer, len(axes))
+            pins[position] = _along(batch_dims[position], outer, len(axes))
         elif kind == "state":
             continue
         elif name == "data" or (name == "zero1" and kind == "parameter"):
@@ -46,15 +47,15 @@ def template_pins(name: str, graph: Graph, kinds: Sequence[str], axes: MeshAxes)
     return pins
 
 
-def _leading(cut: list[int], n_axes: int) -> Allowed:
-    """The first dimension cut over `cut` where that divides (as many axes as do), nothing else cut."""
+def _along(dim: int, cut: list[int], n_axes: int) -> Allowed:
+    """This dimension cut over `cut` where that divides (as many axes as do), nothing else cut."""
 
     def allowed(places: np.ndarray) -> np.ndarray:
-        simple = ((places == 0) | (places < 0)).all(axis=1)
+        simple = ((places == dim) | (places < 0)).all(axis=1)
         for axis in range(n_axes):
             if axis not in cut:
                 simple &= places[:, axis] < 0
-        count = (places[:, cut] == 0).sum(axis=1) if cut else np.zeros(len(places))
+        count = (places[:, cut] == dim).sum(axis=1) if cut else np.zeros(len(places))
         most = count[simple].max()
         return simple & (count == most)
 
