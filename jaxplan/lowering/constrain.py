@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 
 from ..ir import SUMS, Graph, Op, Site
 from ..plans import Constraint
-from ..sharding import NONE, UNREDUCED, Layout, Rule, cut_locally, reshard_path, runs_locally, sums_locally
+from ..sharding import NONE, UNREDUCED, Layout, cut_locally, reshard_path, runs_locally, sums_locally
 from .kernels import LOCAL
 from .order import Orders
 from .pending import HELD, held_values
@@ -21,7 +21,6 @@ def finished(row: np.ndarray) -> np.ndarray:
 
 def planned_constraints(
     graph: Graph,
-    rules: Sequence[Rule],
     values: Mapping[int, np.ndarray],
     reads: Mapping[tuple[int, int], np.ndarray],
     copies: Mapping[tuple[int, int], np.ndarray],
@@ -38,8 +37,8 @@ def planned_constraints(
     operands and results written down, as its specs.
     Between a transposed sum and what reads the addition it goes to nothing is pinned (`turned_sums`).
     A loop's carry and stacked results are pinned too: they have one layout for the whole loop, which propagation
-    would take from whichever end it reaches first.  So is what a reader takes cut otherwise than it is made
-    (`recut`): the reader's pin would be handed on to its maker, and from there to all around that.
+    would take from whichever end it reaches first.  So is what a reader takes otherwise than it is made
+    (`read_otherwise`): its maker would be computed as it is read.
     """
     producers = graph.producers()
     moved = []
@@ -49,8 +48,7 @@ def planned_constraints(
             moved.append((index, position))
     held = held_values(graph, values, reads)
     turned, at_once = turned_sums(graph, values, reads, held), _scattered_at_once(graph, values, reads, held, waited)
-    kept = gathered_products(graph, values, reads) | made_whole(graph, rules, values, reads)
-    kept |= recut(graph, values, reads, moved)
+    kept = read_otherwise(graph, moved)
     pins: dict[tuple[Site, Layout], Constraint] = {}
 
     def pin(site: Site | None, layout: Layout, value: int, source: str, primitive: str, why: str) -> None:
@@ -93,70 +91,22 @@ def planned_constraints(
     return (*pins.values(), *written)
 
 
-def recut(
-    graph: Graph,
-    values: Mapping[int, np.ndarray],
-    reads: Mapping[tuple[int, int], np.ndarray],
-    moved: Iterable[tuple[int, int]],
-) -> frozenset[int]:
-    """Values that one of their `moved` reads, (operation, operand), cuts over an axis that doesn't cut that dimension
-    where they are made: they are sliced there, or exchanged.
+def read_otherwise(graph: Graph, moved: Iterable[tuple[int, int]]) -> frozenset[int]:
+    """Values that one of the `moved` reads, (operation, operand), takes otherwise than they are made.
 
-    Shardy hands the cut of such a reader on to the maker and its operands, as far as nothing is pinned.  The logits of
-    a classifier, whole on every device, and the loss around them were cut by the batch since one product reads their
-    gradient so, and then gathered and summed for the others (ResNet-50; jax 0.10.2).  What the user's own constraint
-    cuts is left to the user.
+    Shardy hands a reader's layout on to the maker and its operands, as far as nothing is pinned, and from there to all
+    around them.  The logits of a classifier, whole on every device, were cut by the batch since one product reads their
+    gradient so, and then gathered and summed for the others (ResNet-50).  Made explicit, such a reshard stands where it
+    moves least, so that collectives look as decided; XLA computes every operation in the layout of its result: it
+    gathered weights in f32 that were to be gathered as bf16, the mask of a select beside what it selects (an MLP
+    on eight H100: 459 us of sending for 375), and the logits' gradients, bf16[32, 256, 16000], for a head's
+    f32[512, 16000] (TPU v5e).  jax 0.10.2, libtpu 0.0.42.1.  What the user's own constraint moves is left to the user.
     """
-    found = set[int]()
-    for index, position in moved:
-        op, row = graph.ops[index], reads[index, position]
-        value = op.operands[position]
-        if op.primitive != "sharding_constraint" and ((row >= 0) & (row != values[value])).any():
-            found.add(value)
-    return frozenset(found)
-
-
-def gathered_products(
-    graph: Graph, values: Mapping[int, np.ndarray], reads: Mapping[tuple[int, int], np.ndarray]
-) -> frozenset[int]:
-    """Products that are made in pieces and only read in layouts that gather some of them.
-
-    Where nothing is pinned at the product itself, Shardy takes its layout from the pin of the one reader
-    (`sdy-apply-sharding-constraints`), and XLA may gather a much larger operand instead of the result: the gradient of
-    a head's weights, f32[512, 16000], whose eight pieces are gathered, compiled for v5e to an all_gather of
-    bf16[32, 256, 16000] logits' gradients (jax 0.10.2, libtpu 0.0.42.1).
-    """
-    uses, found = graph.uses(), set[int]()
-    for op in graph.ops:
-        for value in op.results if op.primitive == "dot_general" else ():
-            made, read = values.get(value), [reads[use] for use in uses[value] if use in reads]
-            if made is None or not read or len(read) < len(uses[value]) or UNREDUCED in made.tolist():
-                continue
-            if all(((made >= 0) & (row == NONE)).any() for row in read):
-                found.add(value)
-    return frozenset(found)
-
-
-def made_whole(
-    graph: Graph, rules: Sequence[Rule], values: Mapping[int, np.ndarray], reads: Mapping[tuple[int, int], np.ndarray]
-) -> frozenset[int]:
-    """What is read both as it is made and cut along a dimension that its maker keeps whole, as concatenation does.
-
-    Unpinned, it takes the layout of the one pin among its readers (see `gathered_products`), as far as its maker's rule
-    goes, and Shardy reshards it for all of them: the others are given pieces that they did not ask for.
-    """
-    producers, uses, found = graph.producers(), graph.uses(), set[int]()
-    for value, row in values.items():
-        maker = producers[value]
-        if maker < 0 or len(uses[value]) < 2 or UNREDUCED in row.tolist():
-            continue
-        dims = rules[maker].results[graph.ops[maker].results.index(value)]
-        kept = [d for d, factors in enumerate(dims) if rules[maker].need_replication.issuperset(factors)]
-        read = [reads[use] for use in uses[value] if use in reads]
-        cut = any(np.isin(other, kept).any() for other in read)
-        if cut and any(np.array_equal(other, row) for other in read):
-            found.add(value)
-    return frozenset(found)
+    return frozenset(
+        graph.ops[index].operands[position]
+        for index, position in moved
+        if graph.ops[index].primitive != "sharding_constraint"
+    )
 
 
 def turned_sums(

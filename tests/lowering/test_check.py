@@ -54,7 +54,7 @@ def test_what_one_reader_cuts_and_another_sums_whole_is_made_whole() -> None:
     whole, rows = Layout(dims=((), ())), Layout(dims=(("data",), ()))
     checked = check(
         traced, rules, orders, AXES, mesh, (whole, rows), (Layout(dims=((),)), rows), values,
-        planned_constraints(graph, rules, values, reads, {}, orders), reads=reads, waited=(), platform="tpu",
+        planned_constraints(graph, values, reads, {}, orders), reads=reads, waited=(), platform="tpu",
     )  # fmt: skip
     assert [c.kind for c, _ in checked.collectives if c.kind != "all_slice"] == []
     assert checked.rounds == 1
