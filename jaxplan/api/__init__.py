@@ -12,6 +12,7 @@ from .devices import Devices as Devices
 from .devices import devices_of as devices_of
 from .found import Found as Found
 from .kinds import input_kinds as input_kinds
+from .mesh_search import NEAR_BUDGET as NEAR_BUDGET
 from .mesh_search import MeshSearch as MeshSearch
 from .mesh_search import MeshTrial as MeshTrial
 from .mesh_search import best_plan as best_plan

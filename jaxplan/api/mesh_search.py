@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from ..errors import ConstraintError, InfeasibleError
 from ..ir import Traced
 from ..plans import Plan
-from ..search import least_peak
+from ..search import Allowed, Termination, least_peak
 from ..sharding import MeshAxes
 from ..units import format_bytes, format_seconds
 from .annotations import Annotations
@@ -34,6 +34,9 @@ ROUGH_S = 30.0
 
 MOST_PLANNED = 3
 """Meshes that are planned to the end: those after them were promised less by the same prices."""
+
+LEAST_GAP = 1e-3
+"""Within which a least peak is proved."""
 
 NEAR_BUDGET = 1.1
 """A least peak over the budget by less may fit once its copies are counted: there the first search is stubborn."""
@@ -58,6 +61,7 @@ class MeshTrial:
     Attributes:
       ready, found: None where nothing fits, for the reason `fault`.
       least_bytes: the smallest peak that the memory rows allow, or a bound of it; 0 where it was not looked for.
+      floor_bytes: no peak under it is possible by these rows; 0 where that is not proved.
     """
 
     target: Target
@@ -65,6 +69,7 @@ class MeshTrial:
     found: Found | None = None
     fault: str = ""
     least_bytes: int = 0
+    floor_bytes: int = 0
 
     @property
     def step_s(self) -> float:
@@ -130,6 +135,11 @@ class MeshSearch:
                 trials.append(MeshTrial(target=target, fault="what is said of shardings can't be met"))
         if len(refusals) == len(trials):
             raise refusals[0]
+        if not any(trial.found for trial in trials):
+            # copies count in the simulation alone: the nearest mesh may do after all
+            near = min((t for t in trials if t.ready and t.least_bytes), key=lambda t: t.least_bytes, default=None)
+            if near is not None and near.least_bytes <= NEAR_BUDGET * self.budget_bytes:
+                trials[trials.index(near)] = self._stubborn(near)
         # of meshes that are as good, the one of fewer axes
         return tuple(sorted(trials, key=lambda t: t.step_s * (1 + MESH_GAP / 10 * len(t.target.axes))))
 
@@ -139,29 +149,39 @@ class MeshSearch:
         held = int(_arguments_bytes(traced) / devices)
         if held > self.budget_bytes:
             fault = f"needs at least {format_bytes(held)} a device"
-            return MeshTrial(target=target, fault=fault, least_bytes=held)
+            return MeshTrial(target=target, fault=fault, least_bytes=held, floor_bytes=held)
         self.say(f"looking at mesh ({mesh})")
         ready = prepared(
             traced, target, self.budget_bytes, self.constraints, self._rough, self.step.said(traced, target.axes)
         )
-        pipeline, pins = ready.pipeline, ready.pins
-        if self.options.search in TEMPLATES:
-            template = pipeline.template(self.options.search)
-            if template is None:
-                return MeshTrial(
-                    target=target, fault=f"has too few axes for template {self.options.search!r}"
-                )
-            pins = {**template, **pins}
+        pipeline, pins = ready.pipeline, self._pins(ready)
+        if pins is None:
+            return MeshTrial(target=target, fault=f"has too few axes for template {self.options.search!r}")
         outcome = pipeline.search(pins)
-        least_bytes = 0
+        least_bytes = floor_bytes = 0
         if not isinstance(outcome, Found):
-            least_bytes = max(least_peak(pipeline.space(pins).problem, seed=self.options.seed).peak_bytes, 0)
-            if least_bytes <= NEAR_BUDGET * self.budget_bytes:
-                outcome = pipeline.search(pins, stubborn=True)
-        if not isinstance(outcome, Found):
+            least = least_peak(pipeline.space(pins).problem, relative_gap=LEAST_GAP, seed=self.options.seed)
+            least_bytes = max(least.peak_bytes, 0)
+            if least.termination is Termination.OPTIMAL:
+                floor_bytes = int(least_bytes * (1 - LEAST_GAP))
             fault = f"needs about {format_bytes(least_bytes)} a device"
-            return MeshTrial(target=target, ready=ready, fault=fault, least_bytes=least_bytes)
+            return MeshTrial(
+                target=target, ready=ready, fault=fault, least_bytes=least_bytes, floor_bytes=floor_bytes
+            )
         return MeshTrial(target=target, ready=ready, found=outcome)
+
+    def _pins(self, ready: Prepared) -> dict[int, Allowed] | None:
+        """Those of the template to search by, if any, under the step's own; None: the mesh has too few axes."""
+        if self.options.search not in TEMPLATES:
+            return dict(ready.pins)
+        template = ready.pipeline.template(self.options.search)
+        return None if template is None else {**template, **ready.pins}
+
+    def _stubborn(self, trial: MeshTrial) -> MeshTrial:
+        """The trial once more, near the least peak of its mesh by simulation."""
+        assert trial.ready is not None
+        outcome = trial.ready.pipeline.search(self._pins(trial.ready) or {}, stubborn=True)
+        return replace(trial, found=outcome, fault="") if isinstance(outcome, Found) else trial
 
     def finished(self, trial: MeshTrial) -> Plan:
         """The whole plan on a trial's mesh.

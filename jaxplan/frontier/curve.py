@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from ..api import (
+    NEAR_BUDGET,
     Devices,
     MeshSearch,
     MeshTrial,
@@ -82,6 +83,8 @@ def min_devices(
 ) -> DevicesPoint:
     """The fewest devices on which a plan fits, and the fastest plan there.
 
+    Numbers on which nothing can fit by what is proved of fewer devices are not searched, save for the most.
+
     Args:
       devices: the numbers to try, ascending; by default powers of two up to `MOST_DEVICES`.  The others as of `curve`.
 
@@ -93,6 +96,8 @@ def min_devices(
     walk = _Walk(train_step, shapes, places, memory, donate_argnums, constraints, as_options(options))
     refused = []
     for place in places:
+        if place is not places[-1] and walk.floor_bytes(place.count) > NEAR_BUDGET * walk.budget_bytes:
+            continue
         found = walk.on(place)
         if isinstance(found, DevicesPoint):
             return found
@@ -127,12 +132,22 @@ class _Walk:
         self.options, self.say = options, speaker(options)
         step = step_of_shapes(train_step, shapes, donate_argnums, options)
         self.search = MeshSearch(step, self.budget_bytes, constraints, options, self.say)
+        self._floors: dict[int, int] = {}
+
+    def floor_bytes(self, count: int) -> int:
+        """No plan on so many devices has a smaller peak a device, by what is proved of fewer.
+
+        Of any mesh of k times as many devices, k can be divided out of the axes' sizes; each tensor cut by the smaller
+        axes then has pieces at most k times as large.
+        """
+        return max((least * few // count for few, least in self._floors.items() if count % few == 0), default=0)
 
     def on(self, place: Devices) -> DevicesPoint | TooFew:
         trials = self.search.first(place.targets(self.options.mesh_axes))
         best = trials[0]
         if best.found is None:
             least = min((trial.least_bytes for trial in trials if trial.least_bytes), default=0)
+            self._floors[place.count] = min(trial.floor_bytes for trial in trials)
             return TooFew(devices=place.count, least_bytes=least)
         return DevicesPoint(
             devices=place.count, axes=best.target.axes, step_s=best.step_s,

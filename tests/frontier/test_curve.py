@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxplan
+from jaxplan.api import MeshSearch
 from jaxplan.errors import ArgumentError, InfeasibleError
 from jaxplan.frontier import Curve, DevicesPoint
 
@@ -90,6 +91,22 @@ def test_too_little_memory_and_unknown_devices_are_refused() -> None:
     for counts in ((), (4, 2), (2, 2)):
         with pytest.raises(ArgumentError, match="ascending"):
             jaxplan.curve(step, *SHAPES, devices=counts, **SETTINGS)
+
+
+def test_numbers_that_fewer_devices_rule_out_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A budget far below what any number reaches was searched for on every mesh of eleven numbers of devices."""
+    asked: list[int] = []
+    first = MeshSearch.first
+
+    def spied(self: MeshSearch, targets: Any) -> Any:
+        asked.append(targets[0].abstract.size)
+        return first(self, targets)
+
+    monkeypatch.setattr(MeshSearch, "first", spied)
+    weights = {"up": shape(101, 32), "down": shape(32, 101)}  # and a batch, of primes, that can't be cut
+    with pytest.raises(InfeasibleError, match=r"on up to 64 devices, which need at least 8\d\d KiB"):
+        jaxplan.min_devices(step, weights, shape(1021, 101), memory="40KiB", devices=(1, 2, 8, 64), hardware="v100")
+    assert asked == [1, 64]
 
 
 def test_a_curve_is_the_same_from_its_file_without_plans(found: Curve, tmp_path: Path) -> None:
