@@ -96,6 +96,12 @@ def as_closed(jaxpr: Any) -> tuple[Any, tuple[Any, ...]]:
     return getattr(jaxpr, "jaxpr", jaxpr), tuple(getattr(jaxpr, "consts", ()))
 
 
+def opened(closed: Any) -> tuple[Any, tuple[Any, ...]]:
+    """An open `Jaxpr` that takes the constants of a `ClosedJaxpr` before its own arguments, and these."""
+    jaxpr = closed.jaxpr
+    return jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars]), tuple(closed.consts)
+
+
 def without_dead_code(jaxpr: Any) -> Any:
     """A jaxpr without the equations that no result and no effect needs; its inputs stay."""
     return _dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)[0]

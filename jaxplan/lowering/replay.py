@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, NamedSharding
 
-from .._jax import Literal, as_closed, equation_context, scan_signature
+from .._jax import Literal, as_closed, equation_context, opened, scan_signature
 from ..ir import Site, call_of
 from ..sharding import Layout, runs_locally
 from .ahead import Ahead, ahead_of_loops
@@ -204,7 +204,12 @@ class Replay:
             return self._while(eqn, operands, inner)
         if name in KEPT_CALLS:
             body, tree = self._body(params["jaxpr"], inner, operands)
-            made = eqn.primitive.bind(*jax.tree.leaves(operands), **{**params, "jaxpr": body})
+            changed, constants = {"jaxpr": body}, ()
+            if as_closed(params["jaxpr"])[0] is params["jaxpr"]:  # where an open one went in, one must come out
+                changed["jaxpr"], constants = opened(body)
+                cse = params["prevent_cse"]
+                changed["prevent_cse"] = cse if isinstance(cse, bool) else (False,) * len(constants) + cse
+            made = eqn.primitive.bind(*constants, *jax.tree.leaves(operands), **{**params, **changed})
             return jax.tree.unflatten(tree, made)
         if name == "cond":
             branches = enumerate(params["branches"])
@@ -287,7 +292,7 @@ class Replay:
         leaving: Mapping[int, Layout | None] | None = None,
         sliced: int | None = None,
     ) -> tuple[Any, Any]:
-        """`body` (open or closed, as its primitive wants it) with the pins of `frame` and below written in.
+        """`body`, open or closed, with the pins of `frame` and below written in, closed.
 
         Also the tree of its results, of which some are sums in parts: as `leaving` says by position, or as they come.
         Operands from `sliced` on are given to it in slices.
@@ -310,11 +315,4 @@ class Replay:
             return [self._brought(x, leaving[i]) for i, x in enumerate(results)]
 
         closed, out = jax.make_jaxpr(run, return_shape=True)(*flat)
-        out_tree = jax.tree.structure(out)
-        if (
-            jaxpr is body and as_closed(closed)[0] is not closed
-        ):  # an open Jaxpr went in, an open one must come out
-            if closed.consts:
-                raise AssertionError(f"a remat body captured {len(closed.consts)} constants")
-            return closed.jaxpr, out_tree
-        return closed, out_tree
+        return closed, jax.tree.structure(out)

@@ -38,6 +38,23 @@ def test_merged_results_are_those_of_one_device(cut: P, mesh_4x2: Mesh) -> None:
     assert not planned.plan(X).warnings
 
 
+def test_a_rematerialised_body_takes_along_what_merging_needs(mesh_4x2: Mesh) -> None:
+    """The numbers of the pieces are a constant of the body, of which an open jaxpr has none: planning crashed."""
+
+    def step(x: jax.Array) -> jax.Array:
+        def body(carry: jax.Array, shift: jax.Array) -> Any:
+            return jnp.cumsum(carry, 0) % 7 + shift, None
+
+        return lax.scan(jax.checkpoint(body), x, jnp.arange(3.0))[0]
+
+    pinned = dict.fromkeys(("x", "result"), P(("data", "model")))
+    planned = jaxplan.auto_shard(
+        step, mesh_4x2, constraints=pinned, hardware="tpu-v5e", options={"compare_templates": False}
+    )
+    x = np.tile(X, (64, 8))  # large enough for what is merged to be less than the whole
+    np.testing.assert_array_equal(planned(x), step(x))
+
+
 @pytest.mark.parametrize(
     ("name", "fn"), [("cumsum", lambda x: jnp.cumsum(x, 0)), ("top_k", lambda x: lax.top_k(x.T, 2))]
 )
