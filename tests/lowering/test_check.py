@@ -58,3 +58,32 @@ def test_what_one_reader_cuts_and_another_sums_whole_is_made_whole() -> None:
     )  # fmt: skip
     assert [c.kind for c, _ in checked.collectives if c.kind != "all_slice"] == []
     assert checked.rounds == 1
+
+
+@pytest.mark.parametrize(("kept", "kinds"), [(0, ["all_gather"]), (1, ["collective_permute", "all_gather"])])
+def test_what_two_readers_gather_and_another_takes_in_pieces_is_made_in_pieces(kept: int, kinds: list[str]) -> None:
+    """Made as gathered, the third was computed on larger pieces and sliced; of a major axis it took two rounds."""
+
+    def step(x: jax.Array, z: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        made = jnp.cos(x) * jnp.sin(x)
+        return made @ w, jnp.exp(made), made * z
+
+    rows = jax.ShapeDtypeStruct((1024, 64), jnp.float32)
+    traced = trace(step, [rows, rows, jax.ShapeDtypeStruct((64, 64), jnp.float32)], {})
+    graph, axes = traced.graph, (("data", 4), ("model", 2))
+    pieces, whole, gathered = (np.array(row, np.int8) for row in ([0, 0], [-1, -1], [0, -1] if kept == 0 else [-1, 0]))
+    (_, z, w), (product, _, scaled) = graph.inputs, graph.outputs
+    values = {v: pieces for v in range(len(graph.values))} | {v: gathered for v in (z, product, scaled)} | {w: whole}
+    reads = {
+        (op.index, position): whole if v == w else values[op.results[0]]
+        for op in graph.ops
+        for position, v in enumerate(op.operands)
+    }
+    orders, mesh = Orders(axes=axes, chosen={}), AbstractMesh((4, 2), ("data", "model"))
+    cut, part = Layout(dims=(("data", "model"), ())), Layout(dims=((axes[kept][0],), ()))
+    checked = check(
+        traced, graph_rules(graph), orders, axes, mesh, (cut, part, Layout(dims=((), ()))), (part, cut, part), values,
+        planned_constraints(graph, values, reads, {}, orders), reads=reads, waited=(), platform="tpu",
+    )  # fmt: skip
+    assert [c.kind for c, _ in checked.collectives] == kinds
+    assert checked.rounds == 1
