@@ -378,7 +378,7 @@ class Pipeline:
             while_trips=self.options.while_trips, beside=beside,
         )  # fmt: skip
         checked = checked.sent_as(self.graph, decision.values, decision.reads)
-        sent = collective_prices(graph, self.rules, self.model, checked.collectives)
+        sent = collective_prices(graph, found.space.start_shares, self.model, checked.collectives)
         return Candidate(
             name=name, found=found, inputs=inputs, outputs=outputs, checked=checked, sent=sent,
             compute_s=sum(decision.compute_s.values()), comm_s=sum(one.seconds_s for one in sent),

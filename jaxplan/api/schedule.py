@@ -29,6 +29,8 @@ from .combined import Alike, combined
 _SUMS = frozenset({"all_reduce", "reduce_scatter"})
 """Collectives that finish what their operation made; the others bring in what it reads."""
 
+_NOTHING = frozenset[int]()
+
 _AHEAD = 2.0
 """An operand that is there from the start is fetched when so many times the fetch's own duration of computation are
 left before its reader: once to hide it, once more because other fetches use the same links."""
@@ -169,7 +171,8 @@ class _Writer:
                 self.held_back |= dict.fromkeys(op.results, op)
             return
         for value in op.operands:
-            self._bring(value, apart=not early)
+            if value in self.held_back:
+                self._bring(value, apart=not early)
         fetched: dict[int, frozenset[int]] = {}
         for item in self.at[op.index].fetch if op.index in self.at else ():
             moved = _moved(self.graph, op, item)
@@ -216,11 +219,19 @@ class _Writer:
 
         A scheduler moves it as early as who fetches the result wants it.
         """
-        tensors = {v for v in op.operands if self.graph.values[v].shape}
-        return op.primitive == "scan_slice" or (len(tensors) <= 1 and tensors <= self.early)
+        if op.primitive == "scan_slice":
+            return True
+        only, values = -1, self.graph.values
+        for value in op.operands:
+            if value != only and values[value].shape:
+                if only >= 0 or value not in self.early:
+                    return False
+                only = value
+        return True
 
     def _made(self, values: Collection[int]) -> frozenset[int]:
-        return frozenset[int]().union(*[self.made_by[v] for v in values if v in self.made_by])
+        made = [self.made_by[v] for v in values if v in self.made_by]
+        return made[0] if len(made) == 1 else _NOTHING.union(*made)
 
     def _ahead(self, fetch_s: float) -> frozenset[int]:
         """The computation at whose end just enough is left to do to hide a fetch; none: the start, or a barrier."""

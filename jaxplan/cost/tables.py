@@ -130,6 +130,8 @@ def _gathered(
     """
     arguments = set(graph.inputs)
     for op in graph.ops if rows else ():
+        if "gather" not in op.primitive and "scatter" not in op.primitive:
+            continue
         if op.operands[:1] not in [(table,) for table, _ in _rows_of(op, graph)] or (op.index, 0) not in reads:
             continue
         argument = op.operands[0]

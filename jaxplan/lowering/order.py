@@ -159,11 +159,15 @@ class _Resolver:
         self.taken_along: list[tuple[int, int, frozenset[int], float]] = []
 
     def orders(self, *, sums_along: bool) -> Orders:
+        # most are known, and have none: asked here, not by a call each
+        known = self.several_of
         for value, row in self.values.items():
-            if several := self._several(row):
+            several = known.get(id(row))
+            if several := self._several(row) if several is None else several:
                 self.of_value[value] = self._declared("value", value, 0, several)
         for (op, position), row in self.reads.items():
-            if several := self._several(row):
+            several = known.get(id(row))
+            if several := self._several(row) if several is None else several:
                 self.of_read[op, position] = self._declared("read", op, position, several)
         for position, row in self.outputs.items():
             if several := self._several(row):

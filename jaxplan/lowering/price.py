@@ -15,7 +15,7 @@ import numpy as np
 from ..cost import CostModel, MemoryProfile, idle, narrowed, source_values, step_memory, traffic
 from ..ir import Graph, Traced
 from ..plans import Constraint
-from ..sharding import Collective, Layout, Rule, partition
+from ..sharding import Collective, Layout, Rule, partition, start_shares_of
 from .ahead import waited_values
 from .check import operation_of
 from .jit import lower_flat
@@ -103,10 +103,8 @@ def price(
         seconds[op_index] = seconds.get(op_index, 0.0) + settling_s
     asked = [(c, operation_of(c.scope)) for c in found.collectives if c.kind != "all_slice"]
     sent = as_sent(graph, where.values, where.reads, asked)
-    collectives = tuple(
-        (c, op, paid.seconds_s)
-        for (c, op), paid in zip(sent, collective_prices(graph, rules, model, sent), strict=True)
-    )
+    prices = collective_prices(graph, start_shares_of(graph, rules), model, sent)
+    collectives = tuple((c, op, paid.seconds_s) for (c, op), paid in zip(sent, prices, strict=True))
     memory = step_memory(
         graph, where.axes, model, crossing, kinds, where.values, where.reads, waited_values(traced), where.outputs
     )

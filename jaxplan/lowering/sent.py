@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ..cost import CostModel
-from ..ir import Graph, start_shares
-from ..sharding import Collective, Rule
+from ..ir import Graph
+from ..sharding import Collective
 
 
 class Sending(NamedTuple):
@@ -27,14 +28,14 @@ class Sending(NamedTuple):
 
 
 def collective_prices(
-    graph: Graph, rules: Sequence[Rule], model: CostModel, collectives: Sequence[tuple[Collective, int]]
+    graph: Graph, shares: Sequence[float], model: CostModel, collectives: Sequence[tuple[Collective, int]]
 ) -> tuple[Sending, ...]:
     """What each collective takes; nothing for those that move nothing.
 
     Args:
+      shares: of every value, see `ir.start_shares`.
       collectives: with the operation that needs each, -1 where it is not known.
     """
-    shares = start_shares(graph, [rule.matmul for rule in rules], [bool(rule.reduction) for rule in rules])
 
     # Parts of a total: XLA combines their sums on every platform (on CPU, five of them: one all_reduce of a tuple).
     scalars = Counter((item.kind, item.axes) for item, _ in collectives if not item.shape)
@@ -73,26 +74,34 @@ def as_sent(
 
     What no operand or result of its operation has the shape of is on its way into a loop: a stack.
     """
-    stacks: dict[tuple[int, ...], set[bool]] = {}
-    for op in graph.ops:
-        for position, value in enumerate(op.operands):
+    uses = graph.uses()
+
+    @functools.cache
+    def stacks() -> dict[tuple[int, ...], set[bool]]:
+        """Whether what goes into loops is narrow, by shape."""
+        found: dict[tuple[int, ...], set[bool]] = {}
+        for op in graph.ops:
             if op.primitive in ("scan_slice", "carry_init"):
-                narrow = graph.taken(value, [(op.index, position)]).narrowed
-                stacks.setdefault(graph.values[value].shape, set()).add(narrow)
-    taken: dict[tuple[int, bytes], list[tuple[int, int]]] = {}
-    for use, row in reads.items():
-        taken.setdefault((graph.ops[use[0]].operands[use[1]], row.tobytes()), []).append(use)
+                for position, value in enumerate(op.operands):
+                    narrow = graph.taken(value, [(op.index, position)]).narrowed
+                    found.setdefault(graph.values[value].shape, set()).add(narrow)
+        return found
+
+    def narrow(value: int, row: np.ndarray) -> bool:
+        """Whether all that read a value in one layout take it so."""
+        alike = [use for use in uses[value] if use in reads and np.array_equal(reads[use], row)]
+        return graph.taken(value, alike).narrowed
 
     def halved(item: Collective, op: int) -> bool:
         if item.written or item.dtype != "float32" or item.kind in ("all_reduce", "reduce_scatter") or op < 0:
             return False
         moved = [
-            graph.taken(value, taken[value, reads[op, position].tobytes()]).narrowed
+            narrow(value, reads[op, position])
             for position, value in enumerate(graph.ops[op].operands)
             if graph.values[value].shape == item.shape and (op, position) in reads and value in values
         ]
         made = [graph.values[v].narrowed for v in graph.ops[op].results if graph.values[v].shape == item.shape]
-        return all(moved or made or stacks.get(item.shape) or [False])
+        return all(moved or made or stacks().get(item.shape) or [False])
 
     return tuple(
         (replace(item, bytes=item.bytes // 2, dtype="bfloat16") if halved(item, op) else item, op)

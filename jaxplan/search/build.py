@@ -110,7 +110,7 @@ class _Builder:
             problem=problem, rules=self.rules, values=self.values, reads=self.reads, outputs=outputs,
             copies=self.taken_from, passages=tuple(self.passages), settling=tuple(self.settling),
             labels=tuple(self.labels), node_op=self.node_op, exchanges=self.exchanges, strategies=self.node_strategies,
-            complete=self.complete,
+            complete=self.complete, start_shares=self.sharing.starts,
         )  # fmt: skip
 
     # -- nodes --------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from ..ir import Graph, Value, start_shares, total_shares
-from ..sharding import NONE, UNREDUCED, Rule
+from ..ir import Graph, Value, total_shares
+from ..sharding import NONE, UNREDUCED, Rule, start_shares_of
 
 
 def tied_layouts(made: np.ndarray, read: np.ndarray, *, cut: bool) -> np.ndarray:
@@ -35,7 +35,7 @@ class Sharing:
         self.graph, self.rules = graph, rules
         self.around = graph.loops_around()
         self._producers, self._uses = graph.producers(), graph.uses()
-        self._starts = start_shares(graph, [rule.matmul for rule in rules], [bool(rule.reduction) for rule in rules])
+        self.starts = start_shares_of(graph, rules)
         self._totals = total_shares(graph)
         self._behind: dict[int, dict[tuple[int, ...], set[int]]] = {}
 
@@ -51,7 +51,7 @@ class Sharing:
 
     def start_share(self, tensor: Value) -> float:
         """Of a start of what sends a value, how much is its own, see `ir.start_shares` and `ir.total_shares`."""
-        return self._starts[tensor.index] if tensor.shape else self._totals.get(tensor.index, 1.0)
+        return self.starts[tensor.index] if tensor.shape else self._totals.get(tensor.index, 1.0)
 
     def rounding(self, value: int, readers: Collection[int]) -> set[int]:
         """Of `readers`, operations, those that round all they read of a value to bf16, see `cost.narrowed`."""

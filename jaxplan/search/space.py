@@ -70,6 +70,7 @@ class Space:
         exchange edges and merge results.
       complete: whether every strategy of every operation is there; if not, what a search proves of the problem is not
         proved of the program.
+      start_shares: of every value, see `ir.start_shares`.
     """
 
     problem: StrategyProblem
@@ -85,6 +86,7 @@ class Space:
     strategies: Mapping[int, Strategies]
     exchanges: Mapping[int, np.ndarray]
     complete: bool = True
+    start_shares: Sequence[float] = ()
 
     @functools.cached_property
     def folds(self) -> Folds:

@@ -5,6 +5,7 @@ from .beside import Beside as Beside
 from .flows import Flow as Flow
 from .flows import Tensor as Tensor
 from .graph_rules import graph_rules as graph_rules
+from .graph_rules import start_shares_of as start_shares_of
 from .groups import axes_of_groups as axes_of_groups
 from .groups import axes_of_pairs as axes_of_pairs
 from .halo import Halo as Halo

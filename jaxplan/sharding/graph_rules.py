@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ..ir import Graph
+from collections.abc import Sequence
+
+from ..ir import Graph, start_shares
 from .rule import OpShapes, Rule
 from .rules import rule_for
 
@@ -38,3 +40,8 @@ def graph_rules(graph: Graph) -> tuple[Rule, ...]:
             )
         rules.append(cache[key])
     return tuple(rules)
+
+
+def start_shares_of(graph: Graph, rules: Sequence[Rule]) -> tuple[float, ...]:
+    """`ir.start_shares` of a program: of every value, how much of the start of what sends it is its own."""
+    return start_shares(graph, [rule.matmul for rule in rules], [bool(rule.reduction) for rule in rules])
