@@ -11,8 +11,8 @@ inside of it, which propagation takes from any of its readers: it is pinned wher
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
-from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,20 +21,9 @@ import numpy as np
 from .._jax import names_alone
 from ..ir import Graph, Site, Traced
 from ..plans import Constraint
-from ..sharding import (
-    UNREDUCED,
-    Asked,
-    Beside,
-    Collective,
-    Layout,
-    MeshAxes,
-    Partitioned,
-    Rule,
-    layout_of_places,
-    places_of_layout,
-    reshard_steps,
-)
+from ..sharding import Asked, Beside, Collective, Layout, MeshAxes, Partitioned, Rule, layout_of_places
 from .constrain import finished, pin_values, turned_sums
+from .decided import Move, communicating, elsewhere_than_decided, move_of, undecided
 from .in_loops import entered, written_out
 from .jit import SCOPE, lower_flat
 from .listing import listing_of
@@ -45,9 +34,6 @@ from .sent import as_sent
 
 _SCOPED = re.compile(rf"\b{SCOPE}(\d+)\b")
 _INSIDE = re.compile(rf"\b{SCOPE}_in(\d+)\b")
-
-Move = tuple[str, frozenset[str], int]
-"""A collective's kind, axes and bytes."""
 
 OTHERWISE = 2.0
 """Where the decision moves something, the partitioner may move so many times its bytes in another way."""
@@ -111,14 +97,18 @@ def check(
       beside: a process that runs the partitioner when it is ready.
     """
     graph = traced.graph
-    held = held_values(graph, values, reads)
-    expected, moves = _communicating(graph, rules, axes, values, reads, outputs, held)
     producers = graph.producers()
-    free = turned_sums(graph, values, reads, held)
     short = None
     if shorten:
         listing = listing_of(traced.jaxpr, traced.consts)
         short = shortened(listing, graph, rules, orders, values, reads, outputs, constraints)
+
+    @functools.cache
+    def decided() -> tuple[dict[int, float], dict[Move, list[tuple[int, int]]], frozenset[int]]:
+        """What the decision moves, see `communicating`, and the sums that are not pinned."""
+        held = held_values(graph, values, reads)
+        moving = communicating(graph, rules, axes, values, reads, outputs, held)
+        return *moving, turned_sums(graph, values, reads, held)
 
     def once(short: Short | None) -> Checked | None:
         found = constraints
@@ -129,6 +119,8 @@ def check(
                 with names_alone():
                     lowered = lower_flat(traced, found, mesh, inputs, outputs, platform=platform, short=short)
                 asked = Asked(lowered.compiler_ir("stablehlo"), beside)
+            asked.begin(while_trips)
+            expected, moves, free = decided()  # meanwhile
             result = asked.partition(while_trips)
             differing = _differences(graph, axes, values, result)
             collectives = [(c, _asking(c.scope)) for c in result.collectives]
@@ -137,9 +129,9 @@ def check(
                 if extended is None:
                     return None
                 collectives, differing = extended
-            elsewhere = _elsewhere(collectives, moves)
-            undecided = _undecided(elsewhere, collectives, moves, expected)
-            at_fault = _around(graph, {op for _, op in elsewhere}) | _upstream(graph, rules, undecided)
+            elsewhere = elsewhere_than_decided(collectives, moves)
+            surplus = undecided(elsewhere, collectives, moves, expected)
+            at_fault = _around(graph, {op for _, op in elsewhere}) | _upstream(graph, rules, surplus)
             at_fault |= _cut_though_whole(graph, rules, differing)
             at_fault -= free
             fresh = [v for v in differing if v in at_fault and graph.values[v].site not in pinned]
@@ -149,7 +141,7 @@ def check(
                 if c.kind != "all_slice"
                 and not c.written
                 and c.bytes > OTHERWISE * expected.get(op, 0.0)
-                and _move(c) not in moves
+                and move_of(c) not in moves
             )
             asking = {op for _, op in unplanned if op >= 0}
             entries = [place for place in entered(graph, values, reads, asking) if place[1] not in pinned]
@@ -233,50 +225,6 @@ def _extended(
     return sorted(whole, key=lambda entry: entry[1]), dict(sorted(everywhere.items()))
 
 
-def _communicating(
-    graph: Graph,
-    rules: Sequence[Rule],
-    axes: MeshAxes,
-    values: Mapping[int, np.ndarray],
-    reads: Mapping[tuple[int, int], np.ndarray],
-    outputs: Sequence[Layout],
-    held: Collection[int],
-) -> tuple[dict[int, float], dict[Move, list[tuple[int, int]]]]:
-    """The most bytes that the decision itself moves at an operation, and where it makes each move: (maker, reader).
-
-    Sums that a loop has `held` are moved by who finishes them, not by their makers.  What several read of one value in
-    one way is moved once: the first of them stands for all.
-    """
-    producers = graph.producers()
-    found: dict[int, float] = {}
-    whole = [v for v, row in values.items() if v not in held and UNREDUCED in row.tolist()]
-    for value in whole:
-        found[producers[value]] = max(found.get(producers[value], 0.0), graph.values[value].bytes)
-    for index, rule in enumerate(rules):
-        for halo in rule.halos:
-            read = reads.get((index, halo.operand))
-            if read is not None and (read == halo.dim).any():
-                size = graph.values[graph.ops[index].operands[halo.operand]].bytes
-                found[index] = max(found.get(index, 0.0), size)
-    moves: dict[Move, list[tuple[int, int]]] = {}
-    moved: set[tuple[int, bytes]] = set()
-    taken = [(op, graph.ops[op].operands[position], row) for (op, position), row in reads.items()]
-    # who takes a result is the caller: after all operations
-    taken += [(len(graph.ops), v, places_of_layout(x, axes)) for v, x in zip(graph.outputs, outputs, strict=True)]
-    for op, value, row in taken:
-        if value in values and values[value] is not row and not np.array_equal(values[value], row):
-            steps = reshard_steps(values[value], row, graph.values[value].bytes, axes)
-            sent = max((step.bytes for step in steps if step.kind != "all_slice"), default=0.0)
-            for end in (op, producers[value]):
-                found[end] = max(found.get(end, 0.0), sent)
-            if (value, row.tobytes()) not in moved:
-                moved.add((value, row.tobytes()))
-                for step in steps:
-                    move = step.kind, frozenset(step.axes), int(step.bytes)
-                    moves.setdefault(move, []).append((producers[value], op))
-    return found, moves
-
-
 def _asking(scope: str) -> int:
     """The operation that a collective is for, or the first one in the loop or remat body that it is for; -1: none."""
     found = _INSIDE.findall(scope)
@@ -345,36 +293,6 @@ def _cut_though_whole(graph: Graph, rules: Sequence[Rule], found: Mapping[int, L
         ):
             cut.add(value)
     return cut
-
-
-def _move(collective: Collective) -> Move:
-    return collective.kind, frozenset(collective.axes), collective.bytes
-
-
-def _elsewhere(
-    collectives: Sequence[tuple[Collective, int]], moves: Mapping[Move, Sequence[tuple[int, int]]]
-) -> list[tuple[Collective, int]]:
-    """Those of a kind and size that was not decided at their operation: perhaps at another reader of what is moved,
-    which takes it in pieces, or rounded."""
-    there = [(c, op) for c, op in collectives if c.kind != "all_slice"]
-    return [(c, op) for c, op in there if all(op not in ends for ends in moves.get(_move(c), ()))]
-
-
-def _undecided(
-    elsewhere: Sequence[tuple[Collective, int]],
-    collectives: Sequence[tuple[Collective, int]],
-    moves: Mapping[Move, Sequence[tuple[int, int]]],
-    expected: Mapping[int, float],
-) -> set[int]:
-    """Operations with a collective that nobody decided: of its kind and size none, or more than were decided, and it is
-    `elsewhere` (a copy that several read, or a sum of several, may be moved at another one of them); nor are there so
-    many bytes `expected` to be moved at it in another way."""
-    count = Counter(_move(c) for c, _ in collectives if c.kind != "all_slice")
-    return {
-        op
-        for c, op in elsewhere
-        if count[_move(c)] > len(moves.get(_move(c), ())) and c.bytes > expected.get(op, 0.0)
-    }
 
 
 def _upstream(graph: Graph, rules: Sequence[Rule], ops: Collection[int]) -> set[int]:

@@ -9,6 +9,7 @@ for them (`free`).
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import io
 import pickle
@@ -90,9 +91,13 @@ class Beside:
             raise answer.error
         return answer
 
+    def reserve(self) -> None:
+        """From now on it is not `free`: a module is on its way."""
+        self._partitions = True
+
     def load(self, code: bytes) -> bool:
         """Have a module partitioned there, from its bytecode; False where it isn't."""
-        self._partitions = True
+        self.reserve()
         return self.ask("load", code) is True
 
     def _receive(self) -> Any:
@@ -114,16 +119,32 @@ class Asked:
         self._lowered, self._beside = lowered, beside if beside is not None and beside.ready() else None
         self._here: Module | None = None
         self._pins: list[tuple[Any, ...]] = []
+        self._begun: concurrent.futures.Future[Partitioned | None] | None = None
+        self._code = b""
         if self._beside is not None:
             code = io.BytesIO()
             lowered.operation.write_bytecode(code)
-            if not self._beside.load(code.getvalue()):
-                self._beside = None
+            self._code = code.getvalue()
+
+    def begin(self, while_trips: float) -> None:
+        """Have it partitioned beside, where there is a process; `partition` waits for what comes of it."""
+        if self._beside is not None and self._begun is None:
+            self._beside.reserve()
+            threads = concurrent.futures.ThreadPoolExecutor(max_workers=1)
+            self._begun = threads.submit(self._answer, self._beside, while_trips)
+            threads.shutdown(wait=False)
 
     def partition(self, while_trips: float) -> Partitioned:
         """`partition_imported` of the module and its pins."""
-        found = None if self._beside is None else self._beside.ask("partition", while_trips)
+        self.begin(while_trips)
+        begun, self._begun = self._begun, None
+        found = None if begun is None else begun.result()
         return self._module().partition(while_trips) if found is None else found
+
+    def _answer(self, beside: Beside, while_trips: float) -> Partitioned | None:
+        """What a process says of the module, which it is given first; None where there is none any more."""
+        code, self._code = self._code, b""
+        return beside.ask("partition", while_trips) if not code or beside.load(code) else None
 
     def pin(self, pins: Pins, number_of: Callable[[str], int], around: Callable[[str], str]) -> bool:
         """Pin results as `with_pins` does; False where the step has to be lowered for that."""

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -74,8 +74,7 @@ class Collective:
     written: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OpSharding:
+class OpSharding(NamedTuple):
     """The layouts of one operation's results after propagation.
 
     Attributes:
