@@ -72,13 +72,17 @@ def stack_layers(
     parameters are `layer_0`, `layer_1`, ...; scanned, they are one `layers` with the layer as
     the first dimension of every leaf.  `remat` recomputes each block's activations in the backward pass.
     """
+    if not scan:
+        layers = [block(**fields, name=f"layer_{index}") for index in range(depth)]
+        # One function for all layers: jax traces it once.  `nn.remat` makes one a layer, each traced by itself.
+        again = jax.checkpoint(block(**fields, parent=None).apply) if remat else None
+        for layer in layers:
+            recomputed = again is not None and not layer.is_initializing()
+            x = again(layer.variables, x, *shared) if recomputed else layer(x, *shared)
+        return x
     if remat:
         # Inside a scan XLA can't undo the recomputation anyway, and barriers against it cost time.
-        block = nn.remat(block, prevent_cse=not scan)
-    if not scan:
-        for index in range(depth):
-            x = block(**fields, name=f"layer_{index}")(x, *shared)
-        return x
+        block = nn.remat(block, prevent_cse=False)
     scanned = nn.scan(
         lambda layer, carry, *shared: (layer(carry, *shared), None),
         variable_axes={"params": 0},
