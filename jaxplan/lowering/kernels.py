@@ -43,9 +43,7 @@ def run_locally(
     def layout(kind: str, i: int) -> Layout | None:
         return layouts.get(Site(frame, kind, position, i))
 
-    dim, read = cut_locally(eqn), layout("operand", 0)
-    along = () if dim is None or read is None else read.dims[dim]
-    local = local_function(eqn, _ring(mesh, along) if along else None)
+    local = local_function(eqn, ring_of(eqn, layout("operand", 0), mesh))
 
     def spec(kind: str, i: int) -> PartitionSpec:
         found = layout(kind, i)
@@ -78,8 +76,13 @@ def opaque(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
     return list(jax.ffi.ffi_call("jaxplan_callback", results, has_side_effect=True)(*operands))
 
 
-def _ring(mesh: Any, axes: Sequence[str]) -> Ring:
-    """The devices along a dimension that `axes` cut, major first."""
+def ring_of(eqn: Any, read: Layout | None, mesh: Any) -> Ring | None:
+    """The devices along the dimension of `cut_locally`; None where an equation has none, or `read`, its first operand,
+    is not cut there."""
+    dim = cut_locally(eqn)
+    axes = () if dim is None or read is None else read.dims[dim]
+    if not axes:
+        return None
     ordered = tuple(name for name in mesh.axis_names if name in axes)
     numbers = np.arange(math.prod(mesh.shape[name] for name in ordered)).reshape([mesh.shape[n] for n in ordered])
     return Ring(ordered, tuple(numbers.transpose([ordered.index(name) for name in axes]).ravel().tolist()))

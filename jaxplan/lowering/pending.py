@@ -20,6 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ..ir import Graph
 from ..sharding import UNREDUCED, Layout, local_function, sums_locally
+from .kernels import ring_of
 
 HELD = "held"
 """`Constraint.why` of layouts of sums that stay pending, and of the operands of products that make them."""
@@ -105,7 +106,7 @@ def _summed(parts: Any, over: tuple[int, ...]) -> Any:
 
 
 def on_parts(eqn: Any, operands: Sequence[Any], layouts: Sequence[Layout | None], result: Layout, mesh: Any) -> Held:
-    """A linear operation on a sum in parts, or the product whose contraction makes the parts.
+    """A linear operation on a sum in parts, or what makes the parts: a product whose contraction is cut, or a slice.
 
     Args:
       layouts: of the operands that are held pending; or, of a product, of all its operands: an axis of the result's
@@ -122,6 +123,8 @@ def on_parts(eqn: Any, operands: Sequence[Any], layouts: Sequence[Layout | None]
     elif eqn.primitive.name == "conv_general_dilated":
         local = local_function(eqn) if sums_locally("conv_general_dilated", eqn.params) else bind
         return _by_device(local, operands, layouts, result, mesh)
+    elif (ring := ring_of(eqn, layouts[0], mesh)) is not None:
+        return _by_device(local_function(eqn, ring), operands, layouts, result, mesh)
     else:
         split = [
             _split(finished(x, mesh), layout, result.unreduced, mesh)

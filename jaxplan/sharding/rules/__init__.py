@@ -14,6 +14,7 @@ from . import linalg as _linalg
 from . import random as _random
 from . import reduction as _reduction
 from . import shape as _shape
+from . import slices as _slices
 from .registry import Ring as Ring
 from .registry import RuleFunction as RuleFunction
 from .registry import cut_locally as cut_locally
@@ -35,5 +36,6 @@ FAMILIES = (
     _random,
     _reduction,
     _shape,
+    _slices,
 )
 """The modules whose import filled the table."""

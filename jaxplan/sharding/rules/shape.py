@@ -130,28 +130,10 @@ def bitcast_convert_type(op: OpShapes) -> Rule:
     )
 
 
-def _same_extents(op: OpShapes, first: Sequence[int], second: Sequence[int]) -> tuple[RuleBuilder, list[Any]]:
+def same_extents(op: OpShapes, first: Sequence[int], second: Sequence[int]) -> tuple[RuleBuilder, list[Any]]:
     """A builder, and for each dimension a factor where both shapes agree, None where they differ."""
     b = RuleBuilder()
     return b, [b.factor(n) if n == m else None for n, m in zip(first, second, strict=True)]
-
-
-@register("slice", "dynamic_slice")
-def take_slice(op: OpShapes) -> Rule:
-    """`([i,1],[])->([i,1])`: dimensions that are taken in full pass through, the others stay whole."""
-    b, dims = _same_extents(op, op.operands[0], op.results[0])
-    return b.rule(
-        operands=[dims, *([None] * len(s) for s in op.operands[1:])],
-        results=[dims],
-        linear=op.primitive == "slice",
-    )
-
-
-@register("dynamic_update_slice")
-def dynamic_update_slice(op: OpShapes) -> Rule:
-    """`([i,1],[i,1],[])->([i,1])`: dimensions replaced in full pass through, the others stay whole."""
-    b, dims = _same_extents(op, op.operands[0], op.operands[1])
-    return b.rule(operands=[dims, dims, *([None] * len(s) for s in op.operands[2:])], results=[dims])
 
 
 @register("pad")
@@ -261,5 +243,5 @@ def stack(op: OpShapes) -> Rule:
 @register("tile")
 def tile(op: OpShapes) -> Rule:
     """`([i,1])->([i,1])`: repeated dimensions stay whole."""
-    b, dims = _same_extents(op, op.operands[0], op.results[0])
+    b, dims = same_extents(op, op.operands[0], op.results[0])
     return b.rule(operands=[dims], results=[dims], linear=True)
