@@ -38,8 +38,15 @@ def in_range(eqn: Any, operands: Sequence[Any]) -> list[Any]:
 
 
 def _fitting(start: Any, last: int) -> Any:
-    """`start` within 0 to `last`; one that is known to be is left alone."""
+    """`start` within 0 to `last`, of four bytes at least; one that is known to be is left alone.
+
+    Where XLA makes one slice of two it brings the start of the first into range again, by a limit of the start's own
+    type: 508 to it is -4 of eight bits (jax 0.10.2).
+    """
     last = min(last, int(np.iinfo(start.dtype).max))
+    fits: Any
     if isinstance(start, jax.core.Tracer):
-        return jax.lax.clamp(np.zeros((), start.dtype), start, np.asarray(last, start.dtype))
-    return start if 0 <= int(start) <= last else np.asarray(min(max(int(start), 0), last), start.dtype)
+        fits = jax.lax.clamp(np.zeros((), start.dtype), start, np.asarray(last, start.dtype))
+    else:
+        fits = start if 0 <= int(start) <= last else np.asarray(min(max(int(start), 0), last), start.dtype)
+    return fits.astype(np.int32) if start.dtype.itemsize < 4 else fits
