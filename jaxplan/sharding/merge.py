@@ -64,6 +64,40 @@ def merged_top_k(
     return piece
 
 
+def merged_arg(
+    local: Callable[..., Any], best: Callable[..., Any], axis: int, axes: tuple[str, ...], devices: tuple[int, ...]
+) -> Callable[[Any], Any]:
+    """The place of the best of each device's best; of equals the first in the whole dimension, as of one device.
+
+    Args:
+      local: `argmax` or `argmin` by the keyword `axes`; `best`: the largest or smallest element, by the keyword `axis`.
+    """
+
+    def piece(x: Any) -> Any:
+        place, value = local(x, axes=(axis,)), best(x, axis=axis)
+        place = place + (piece_number(axes, devices) * x.shape[axis]).astype(place.dtype)
+        if packs(value.dtype, place.dtype):
+            value = value.astype(_IN_A_WORD[value.dtype.kind] if value.dtype.itemsize < 4 else value.dtype)
+            words = [lax.bitcast_convert_type(each, jnp.uint32) for each in (value, place.astype(jnp.int32))]
+            every = gathered(jnp.stack(words), axes, devices)
+            values, places = (lax.bitcast_convert_type(every[:, i], t) for i, t in enumerate((value.dtype, jnp.int32)))
+        else:
+            values, places = (gathered(each, axes, devices) for each in (value, place))
+        which = local(values, axes=(0,))
+        return jnp.take_along_axis(places, which[None], 0)[0].astype(place.dtype)
+
+    return piece
+
+
+_IN_A_WORD = {"f": np.float32, "V": np.float32, "i": np.int32, "u": np.uint32, "b": np.uint32}
+"""By kind of a type of fewer than four bytes (bf16 is "V" to NumPy): one of four that holds its numbers."""
+
+
+def packs(value: Any, place: Any) -> bool:
+    """Whether a number and a place of these types go into two words of four bytes, for one all_gather."""
+    return np.dtype(value).itemsize <= 4 and np.dtype(place).itemsize <= 4
+
+
 def _along(pieces: Any, axis: int) -> Any:
     """[pieces, ...] one after the other along `axis`."""
     moved = jnp.moveaxis(pieces, 0, axis)

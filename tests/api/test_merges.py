@@ -55,8 +55,32 @@ def test_a_rematerialised_body_takes_along_what_merging_needs(mesh_4x2: Mesh) ->
     np.testing.assert_array_equal(planned(x), step(x))
 
 
+@pytest.mark.parametrize("cut", [P("data"), P(("model", "data")), P(None, ("data", "model")), P("model", "data")])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8", "uint8", "int32", "uint32", "bool"])
+def test_the_first_of_the_best_is_found_whatever_the_numbers(dtype: str, cut: P, mesh_4x2: Mesh) -> None:
+    """Values and places go together, in words of four bytes; what is no number is the best of all."""
+
+    def best(x: jax.Array) -> Any:
+        return [arg(x, axis).astype(jnp.int32) for arg in (jnp.argmax, jnp.argmin) for axis in (0, 1)]
+
+    values = jnp.asarray(X).astype(dtype)
+    if jnp.issubdtype(values.dtype, jnp.floating):
+        values = values.at[40, 3].set(jnp.nan).at[9, 17].set(-jnp.inf).at[0, 0].set(-0.0).at[1, 0].set(0.0)
+    planned = jaxplan.auto_shard(
+        best, mesh_4x2, constraints={"x": cut}, hardware="tpu-v5e", options={"compare_templates": False}
+    )
+    for ours, theirs in zip(planned(values), jax.jit(best)(values), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert not planned.plan(values).warnings
+
+
 @pytest.mark.parametrize(
-    ("name", "fn"), [("cumsum", lambda x: jnp.cumsum(x, 0)), ("top_k", lambda x: lax.top_k(x.T, 2))]
+    ("name", "fn"),
+    [
+        ("argmax", lambda x: jnp.argmax(x, 0)),
+        ("cumsum", lambda x: jnp.cumsum(x, 0)),
+        ("top_k", lambda x: lax.top_k(x.T, 2)),
+    ],
 )
 def test_what_is_gathered_is_small(name: str, fn: Callable[..., Any], mesh_4x2: Mesh) -> None:
     """Rows that lie in pieces are worked on in pieces, and what `verify` finds compiled is what was planned."""

@@ -39,18 +39,13 @@ def promised(
 ) -> Counter[tuple[str, int]]:
     """The collectives that a rule admits: one all_reduce for each cut reduction factor, over its axes, one
     collective_permute for each side of a halo, and one all_gather of each result that is merged.
-
-    argmax combines values with their positions: a gather of each.
     """
     sizes = list(mesh.shape.values())
     counts: Counter[tuple[str, int]] = Counter()
     for s in chosen:
         for factor in rule.reduction & set(found.factors[s].tolist()):
             group = np.prod([size for size, f in zip(sizes, found.factors[s], strict=True) if f == factor])
-            if case.primitive in ("argmax", "argmin"):
-                counts["all-gather", int(group)] += 2
-            else:
-                counts["all-reduce", int(group)] += len(found.results)
+            counts["all-reduce", int(group)] += len(found.results)
         for halo in rule.halos:
             if halo.factor in found.factors[s]:
                 counts["collective-permute", mesh.size] += len(halo.widths)

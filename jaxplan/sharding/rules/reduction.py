@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import jax
+import numpy as np
+
 from ..halo import Halo, Window
-from ..merge import Merge, merged_cumulative, merged_top_k
+from ..merge import Merge, merged_arg, merged_cumulative, merged_top_k, packs
 from ..rule import OpShapes, Rule, RuleBuilder
 from .registry import LocalFunction, Ring, register, register_cut, register_sends
 
@@ -41,20 +44,35 @@ def reduce_axes(op: OpShapes) -> Rule:
 
 @register("argmax", "argmin")
 def arg_reduce(op: OpShapes) -> Rule:
-    """`([i,j])->([i]) reduction={j}`, combined at once: each device's best and its position are compared.
-
-    The partitioner gathers one value and one position from each device, about the bytes of an all_reduce.
-    """
+    """`([i,j])->([i])`; where `j` is cut every device hands its best and that one's place to all (see `merge`)."""
     b = RuleBuilder()
-    dims = b.factors(op.operands[0])
-    axes = {int(a) for a in op.params["axes"]}
+    dims, along = b.factors(op.operands[0]), _arg_axis(op.params)
+    value, place = op.operand_dtypes[0], op.result_dtypes[0]
+    words = ((0, 8 / np.dtype(place).itemsize),)
+    apart = ((0, np.dtype(value).itemsize / np.dtype(place).itemsize), (0, 1.0))
     return b.rule(
         operands=[dims],
-        results=[[f for d, f in enumerate(dims) if d not in axes]],
-        reduction=[dims[d] for d in axes],
-        reducer=op.primitive.removeprefix("arg"),
+        results=[[f for d, f in enumerate(dims) if d != along]],
+        merges=(Merge(factor=dims[along], results=words if packs(value, place) else apart),),
         flops=float(math.prod(op.operands[0])),
     )
+
+
+def _arg_axis(params: Mapping[str, Any]) -> int:
+    (axis,) = params["axes"]
+    return int(axis)
+
+
+def _arg_piece(eqn: Any, ring: Ring) -> LocalFunction:
+    """The best of every piece and its place, then the best of those."""
+    local = functools.partial(eqn.primitive.bind, index_dtype=eqn.params["index_dtype"])
+    best = jax.numpy.max if eqn.primitive.name == "argmax" else jax.numpy.min
+    return merged_arg(local, best, _arg_axis(eqn.params), ring.axes, ring.devices)
+
+
+for _primitive in ("argmax", "argmin"):
+    register_cut(_primitive)(lambda eqn: _arg_axis(eqn.params))
+    register_sends(_primitive)(_arg_piece)
 
 
 @register("reduce_xor")
