@@ -12,8 +12,8 @@ LOOP_EDGES = frozenset({"scan_slice", "scan_stack", "carry_init", "carry_next", 
 """Our own operations at the edges of loops and branches: none computes."""
 
 _MOVEMENT = frozenset(
-    {"broadcast_in_dim", "concatenate", "dynamic_slice", "pad", "reshape", "rev", "roll", "slice", "split",
-     "squeeze", "transpose"}
+    {"broadcast_in_dim", "concatenate", "dynamic_slice", "pad", "reshape", "rev", "roll", "shift", "slice",
+     "split", "squeeze", "transpose"}
 )  # fmt: skip
 """Data movement that XLA fuses as it fuses elementwise work, whether or not layouts follow through it."""
 

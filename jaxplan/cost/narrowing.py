@@ -37,7 +37,7 @@ from ..sharding import Rule
 
 _MOVES = frozenset(
     {"abs", "broadcast_in_dim", "clamp", "concatenate", "copy", "copy_p", "expand_dims", "max", "min",
-     "pad", "reduce_window_max", "reshape", "rev", "roll", "sharding_constraint", "slice",
+     "pad", "reduce_window_max", "reshape", "rev", "roll", "sharding_constraint", "shift", "slice",
      "split", "squeeze", "transpose"}
 )  # fmt: skip
 """Operations whose results are as precise as all their operands."""

@@ -20,6 +20,7 @@ from .live_ops import live_ops
 from .products import exchanged
 from .rewriting import rewritten
 from .rolls import rolled
+from .shifts import shifted
 from .third_party import seen_into
 from .unit_sums import without_unit_sums
 
@@ -112,7 +113,7 @@ def trace(
     jaxpr = without_dead_code(jaxpr)
     if platform is not None:
         jaxpr = seen_into(jaxpr, ruled, platform)
-    jaxpr = rewritten(jaxpr, (exchanged, without_unit_sums, rolled))
+    jaxpr = rewritten(jaxpr, (exchanged, without_unit_sums, rolled, shifted))
     static = positions_of(static_argnums, len(args))
     dynamic_args = tuple(a for i, a in enumerate(args) if i not in static)
     dynamic_kwargs = {k: v for k, v in sorted(kwargs.items()) if k not in static_argnames}

@@ -70,6 +70,58 @@ def test_rolls_send_edges_and_nothing_else(cut: P, mesh_4x2: Mesh) -> None:
     assert {finding.what for finding in jaxplan.verify(planned, x).findings} <= {"memory"}
 
 
+def shifted(x: jax.Array) -> jax.Array:
+    """Neighbours' differences, written in several ways, and a loss' gradient through them."""
+
+    def loss(x: jax.Array) -> jax.Array:
+        before = jnp.pad(x, ((1, 0), (0, 0)))[:-1]
+        blocks = x.reshape(8, 128, 512)
+        last = jnp.concatenate([jnp.ones_like(blocks[:1]), blocks[:-1]], 0).reshape(x.shape)
+        after = jnp.pad(x[2:], ((0, 2), (0, 0)), constant_values=-1.0)
+        return jnp.sum(jnp.sin(x) * before + jnp.cos(last) * after)
+
+    return jax.grad(loss)(x)
+
+
+@pytest.mark.parametrize("cut", [P(("data", "model")), P(("model", "data")), P(None, ("model", "data"))])
+def test_shifts_send_edges_and_nothing_else(cut: P, mesh_4x2: Mesh) -> None:
+    """A token's left neighbour, the block before this one: dimensions whose slices no device count divides."""
+    x = np.random.default_rng(0).standard_normal((1024, 512)).astype(np.float32)
+    planned = jaxplan.auto_shard(
+        shifted, mesh_4x2, constraints={"*": cut}, hardware="tpu-v5e", options={"compare_templates": False}
+    )
+    np.testing.assert_allclose(planned(x), jax.jit(shifted)(x), rtol=1e-6, atol=1e-6)
+    plan = planned.plan(x)
+    assert {item.kind for item in plan.collectives} == ({"collective_permute"} if cut[0] else set())
+    assert not plan.warnings and all(item.where.startswith("test_halos.py") for item in plan.collectives)
+    assert {finding.what for finding in jaxplan.verify(planned, x).findings} <= {"memory"}
+
+
+def test_a_long_sequence_that_looks_at_neighbours_is_cut_along_itself() -> None:
+    """One sequence: attention to the block before and to its own; no device has more than its piece and an edge."""
+    rows, block, width = 2**16, 256, 512
+
+    def step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def loss(w: jax.Array) -> jax.Array:
+            blocks = (x @ w).reshape(rows // block, block, width)
+            before = jnp.concatenate([jnp.zeros_like(blocks[:1]), blocks[:-1]], 0)
+            keys = jnp.concatenate([before, blocks], 1)
+            weights = jax.nn.softmax(jnp.einsum("nqd,nkd->nqk", blocks, keys))
+            seen = jnp.einsum("nqk,nkd->nqd", weights, keys).reshape(x.shape)
+            left = jnp.pad(seen, ((1, 0), (0, 0)))[:-1]
+            return jnp.mean((seen + left - x) ** 2)
+
+        value, grad = jax.value_and_grad(loss)(w)
+        return w - grad, value
+
+    mesh = jax.sharding.AbstractMesh((4, 2), ("data", "model"))
+    shapes = jax.ShapeDtypeStruct((width, width), jnp.float32), jax.ShapeDtypeStruct((rows, width), jnp.float32)
+    plan = jaxplan.plan(step, mesh, *shapes, donate_argnums=0, hardware="tpu-v5e")
+    assert plan.specs["x"] == P(("data", "model"))
+    assert "collective_permute" in {item.kind for item in plan.collectives}
+    assert max(item.bytes for item in plan.collectives) <= width * width * 4  # a gradient, or a block
+
+
 def test_a_roll_that_no_axis_should_cut_stays_whole(mesh_4x2: Mesh) -> None:
     """Edges of more than a piece would come from several devices."""
     x = np.arange(64.0, dtype=np.float32).reshape(8, 8)

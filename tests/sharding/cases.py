@@ -20,6 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.custom_partitioning import custom_partitioning
 
 from jaxplan.ir.rolls import roll_p
+from jaxplan.ir.shifts import shift_p
 
 _RANDOM = np.random.default_rng(0)
 
@@ -309,6 +310,8 @@ case("pad", "columns", lambda x: jnp.pad(x, ((0, 0), (3, 5))), X)
 case("pad", "interior", lambda x: lax.pad(x, np.float32(1), ((0, 0, 0), (-1, 2, 1))), X)
 case("rev", "columns", lambda x: lax.rev(x, (1,)), X)
 case("roll", "rows", lambda x: roll_p.bind(x, shift=1, axis=0), X)
+case("shift", "rows", lambda x: shift_p.bind(x, by=1, axis=0, fill=0), X)
+case("shift", "columns back", lambda x: shift_p.bind(x, by=-3, axis=1, fill=-1.5), X)
 case("roll", "columns back", lambda x: roll_p.bind(x, shift=13, axis=1), X)
 case("concatenate", "columns", lambda x, y: jnp.concatenate([x, y, x], 1), X, Y)
 case("split", "columns", lambda x: jnp.split(x, 2, 1), X)

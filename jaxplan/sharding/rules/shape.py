@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from ..halo import Halo
 from ..rule import OpShapes, Rule, RuleBuilder
@@ -204,6 +206,42 @@ def roll_pieces(eqn: Any, ring: Ring) -> LocalFunction:
         come = lax.ppermute(edge, ring.axes, list(zip(along, along[1:] + along[:1], strict=True)))
         kept = lax.slice_in_dim(x, *rest, axis=axis)
         return lax.concatenate([come, kept] if forward > 0 else [kept, come], axis)
+
+    return piece
+
+
+@register("shift")
+def shift(op: OpShapes) -> Rule:
+    """`([i,j])->([i,j])`, the dimension that is moved along with a halo of the elements that change devices."""
+    b = RuleBuilder()
+    dims, axis, by = b.factors(op.operands[0]), int(op.params["axis"]), int(op.params["by"])
+    extent = op.operands[0][axis]
+    halo = Halo(factor=dims[axis], operand=0, dim=axis, extent=extent, before=max(by, 0), after=max(-by, 0))
+    return b.rule(operands=[dims], results=[dims], halos=(halo,))
+
+
+@register_cut("shift")
+def shifted_dimension(eqn: Any) -> int:
+    """Shifts along a cut dimension send their edges themselves: the pad and the slice that they are lowered to have
+    dimensions that no device count divides."""
+    return int(eqn.params["axis"])
+
+
+@register_sends("shift")
+def shift_pieces(eqn: Any, ring: Ring) -> LocalFunction:
+    """The piece's edge goes to the next device, or the one before; what comes from the other side takes its place, at
+    the end the constant."""
+    axis, by = int(eqn.params["axis"]), int(eqn.params["by"])
+
+    def piece(x: Any) -> Any:
+        here, lax = x.shape[axis], jax.lax
+        edge = lax.slice_in_dim(x, here - by, here, axis=axis) if by > 0 else lax.slice_in_dim(x, 0, -by, axis=axis)
+        kept = lax.slice_in_dim(x, *((0, here - by) if by > 0 else (-by, here)), axis=axis)
+        along = ring.devices if by > 0 else ring.devices[::-1]
+        come = lax.ppermute(edge, ring.axes, list(itertools.pairwise(along)))
+        fill = np.asarray(eqn.params["fill"]).astype(x.dtype)
+        come = jax.numpy.where(lax.axis_index(ring.axes) == along[0], fill, come)
+        return lax.concatenate([come, kept] if by > 0 else [kept, come], axis)
 
     return piece
 
