@@ -18,6 +18,9 @@ is gathered, stacked or kept.  What programs compiled for v5e showed (jax 0.10.2
 - A loop's stack of residuals is in bf16 where its readers are products, though the loop itself reads what it stacks in
   f32: of the five that a GELU keeps one is bf16[4, 2048, 1024], the normalised input of the layer another.
 - Sums over devices are taken in f32 (`Value.narrowed`), and what they leave is held in bf16.
+- A product with a vector (one query's attention to a cache, `x @ w` of one row or one column) is no work for the matrix
+  unit: it is multiplied and summed in f32, or a convolution of f32, but for one of six shapes, and what it reads stays
+  f32: a cache that beam search carries, f32[12, 32, 256, 16, 64], whose two products have one query a row.
 - A tensor that others read too stays in f32 in memory: products round it on the way in.
 - The pass comes after fusion: what is stored, and what is computed again where it is read, is decided for the program's
   own types (`fusion.traffic`).  The gradient of grouped attention's scores, f32[2, 2, 8, 2048, 2048], is computed in
@@ -26,6 +29,7 @@ is gathered, stacked or kept.  What programs compiled for v5e showed (jax 0.10.2
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -61,7 +65,7 @@ def narrowed(graph: Graph, rules: Sequence[Rule], platform: str) -> Graph:
         v.index for v in graph.values
         if v.dtype == "float32" and v.shape and uses[v.index] and v.index not in fixed and producers[v.index] >= 0
     }  # fmt: skip
-    rounding = {op.index for op in ops if rules[op.index].matmul and _rounds(op)}
+    rounding = {op.index for op in ops if rules[op.index].matmul and _rounds(op, graph)}
     tied: dict[int, list[int]] = {}  # a loop's carry and what its iterations write into it
     for op in ops:
         if op.primitive == "carry_next":
@@ -95,10 +99,19 @@ def narrowed(graph: Graph, rules: Sequence[Rule], platform: str) -> Graph:
     return replace(graph, values=values, narrow_reads=reads)
 
 
-def _rounds(op: Op) -> bool:
+def _rounds(op: Op, graph: Graph) -> bool:
     """Whether a product rounds f32 operands to bf16."""
     precision: Any = op.params.get("precision", Precision.HIGHEST)
     both = precision if isinstance(precision, tuple) else (precision, precision)
-    return op.primitive in ("dot_general", "conv_general_dilated") and all(
-        one is None or one == Precision.DEFAULT for one in both
+    if any(one is not None and one != Precision.DEFAULT for one in both):
+        return False
+    return op.primitive == "conv_general_dilated" or (op.primitive == "dot_general" and not _by_vector(op, graph))
+
+
+def _by_vector(op: Op, graph: Graph) -> bool:
+    """Whether one operand of a product has nothing but what is summed and what both are batched over."""
+    sides = zip(op.operands, *op.params["dimension_numbers"], strict=True)
+    return any(
+        math.prod(n for d, n in enumerate(graph.values[v].shape) if d not in (*summed, *batch)) == 1
+        for v, summed, batch in sides
     )

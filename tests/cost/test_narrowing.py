@@ -47,6 +47,31 @@ def test_what_only_products_read_is_held_in_bf16() -> None:
 
 
 @pytest.mark.parametrize(
+    ("product", "other"),
+    [
+        ("bk,k->b", f32(32)),  # of rows and a vector
+        ("bk,kn->bn", f32(32, 1)),  # ... that is a column
+        ("bk,bsk->bs", f32(64, 16, 32)),  # one query a row, and a cache
+        ("bk,bsqk->bsq", f32(64, 16, 1, 32)),
+    ],
+)
+def test_products_with_a_vector_round_nothing(product: str, other: jax.ShapeDtypeStruct) -> None:
+    graph = held(lambda x, y: jnp.sum(jnp.einsum(product, jnp.tanh(x), jnp.cos(y))), X, other)
+    assert made_by(graph, "tanh") == made_by(graph, "cos") == ["float32"]
+
+
+def test_a_cache_that_single_queries_read_is_carried_in_f32() -> None:
+    def step(cache: Any, queries: Any) -> Any:
+        def one(cache: Any, query: Any) -> Any:
+            cache = jax.lax.dynamic_update_index_in_dim(cache, query[:, None], 3, 1)
+            return cache, jnp.einsum("bk,bsk->bs", query, cache)
+
+        return jax.lax.scan(one, jnp.cos(cache), queries)[1]
+
+    assert made_by(held(step, f32(64, 16, 32), f32(4, 64, 32)), "dynamic_update_slice") == ["float32"]
+
+
+@pytest.mark.parametrize(
     "precision", ["highest", "high", "float32", ("default", "highest"), jax.lax.DotAlgorithmPreset.F32_F32_F32]
 )
 def test_products_of_more_than_default_precision_round_nothing(precision: Any) -> None:
