@@ -11,8 +11,9 @@ from ..hardware import axis_links
 from ..search import Allowed, Space, build
 from ..sharding import MeshAxes
 from ..units import format_bytes
-from .candidates import Pipeline, near_least_peak
+from .candidates import Pipeline
 from .found import Nothing
+from .least import near_least_peak
 
 _LARGEST_GROWTH = 64
 """Times as many devices as the user has, at most, in the advice on a larger mesh."""

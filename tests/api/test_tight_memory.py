@@ -12,6 +12,8 @@ from jax.sharding import AbstractMesh
 
 import jaxplan
 import models
+from jaxplan.api import candidates
+from jaxplan.api.candidates import Pipeline
 
 
 def _gpt_plan(memory_budget: int | None) -> jaxplan.Plan:
@@ -82,3 +84,41 @@ def test_rows_that_are_gathered_are_not_cut_along_their_lanes() -> None:
     )  # fmt: skip
     assert plan.cost.peak_bytes <= 6 * 2**30
     assert plan.cost.termination == "optimal"  # the search's memory rows and the simulation say the same
+
+
+def test_what_is_over_budget_again_is_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan that memory rows let through and the simulation doesn't: the limit is looked for loosely, once over it,
+    and what fits is proved as far as asked."""
+    found: list[tuple[int, float]] = []
+    solve, simulate = candidates.solve, Pipeline.simulate
+
+    def noted(problem: Any, **limits: Any) -> Any:
+        found.append((problem.limit_bytes, limits["relative_gap"]))
+        return solve(problem, **limits)
+
+    def more(self: Pipeline, *decision: Any) -> Any:  # as if copies took as much again
+        memory = simulate(self, *decision)
+        return dataclasses.replace(memory, peak_bytes=2 * memory.peak_bytes)
+
+    def step(w: Any, x: Any) -> Any:
+        def loss(w: Any) -> Any:
+            return jnp.mean(jax.nn.relu(x @ w["up"]) @ w["down"])
+
+        value, grads = jax.value_and_grad(loss)(w)
+        return jax.tree.map(lambda w, g: w - g, w, grads), value
+
+    shapes = (
+        {"up": jax.ShapeDtypeStruct((512, 2048), jnp.float32), "down": jax.ShapeDtypeStruct((2048, 512), jnp.float32)},
+        jax.ShapeDtypeStruct((4096, 512), jnp.float32),
+    )
+    given: dict[str, Any] = {"donate_argnums": 0, "hardware": "tpu-v5e", "options": {"compare_templates": False}}
+    mesh = AbstractMesh((4, 2), ("data", "model"))
+    roomy = jaxplan.plan(step, mesh, *shapes, **given)
+    monkeypatch.setattr(candidates, "solve", noted)
+    monkeypatch.setattr(Pipeline, "simulate", more)
+    budget = int(1.5 * roomy.cost.peak_bytes)
+    tight = jaxplan.plan(step, mesh, *shapes, memory_budget=budget, **given)
+    assert tight.cost.peak_bytes <= budget and tight.cost.termination == "optimal" and tight.cost.gap <= 1e-4
+    limits, gaps = zip(*found, strict=True)
+    assert limits[0] == budget and limits[-1] == limits[-2] < budget
+    assert gaps[0] == gaps[-1] < min(gaps[1:-1]) == max(gaps[1:-1]) == candidates.LOOSE_GAP
