@@ -23,7 +23,7 @@ def without_unit_sums(equations: list[Any], results: Sequence[Any]) -> list[Any]
     made = {eqn.outvars[0]: i for i, eqn in enumerate(equations) if len(eqn.outvars) == 1}
     found: list[Any] = list(equations)
     for i, eqn in enumerate(equations):
-        if eqn.primitive.name != "reduce_sum" or not _over_units(eqn):
+        if eqn.primitive.name != "reduce_sum" or isinstance(eqn.invars[0], Literal) or not _over_units(eqn):
             continue
         spread = made.get(eqn.invars[0])
         if spread is None or reads[eqn.invars[0]] != 1:

@@ -40,6 +40,12 @@ def test_what_is_read_on_the_way_or_really_summed_stays() -> None:
     assert primitives.count("reduce_sum") == 3 and primitives.count("reshape") == 2
 
 
+def test_a_number_that_is_summed_over_nothing_is_left_alone() -> None:
+    """A transform's scalar log determinant: planning crashed."""
+    traced = trace(lambda x: x + jnp.sum(jnp.ones(())), (X,), {})
+    assert [op.primitive for op in traced.graph.ops][-2:] == ["reduce_sum", "add"]
+
+
 def test_the_gradients_of_what_all_layers_add_are_summed_over_devices_once() -> None:
     """Four layers' relative bias: one reduce_scatter on eight H100, where four were planned."""
 
