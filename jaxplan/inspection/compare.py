@@ -62,6 +62,7 @@ def compare(
         *_results(plan, compiled),
         *_donations(plan, compiled, reused_parameters(text)),
         *_surplus(found, model, tolerances.collective * step_s),
+        *_dearer(found, model, math.inf if on_host else tolerances.collective * step_s),
         *_missing(planned, model, tolerances.collective * step_s),
         *_computation(plan, work, memory.peak_bytes, tolerances.flops),
         *_memory(plan, memory.peak_bytes, spare, 0 if on_host else SMALL_BYTES),
@@ -197,26 +198,50 @@ def _donations(plan: Plan, compiled: Any, reused: frozenset[int]) -> Iterator[Fi
 
 
 def _seconds(part: Part, model: CostModel) -> float:
+    """Of the runs that are left."""
+    return part.left * _seconds_of(part, model, part.kind, 1.0)
+
+
+def _seconds_of(part: Part, model: CostModel, kind: str, share: float) -> float:
+    """Of one run, were it of that kind and of that share of the bytes."""
     names = [name for name, _ in model.axes] if part.names == ("?",) else part.names
-    together_s = model.collective_over(part.kind, part.together_bytes, names)
-    return together_s * part.left * part.bytes / max(part.together_bytes, 1)
+    return model.collective_over(kind, share * part.together_bytes, names) * part.bytes / max(part.together_bytes, 1)
 
 
 def _surplus(found: Sequence[Part], model: CostModel, least_s: float) -> Iterator[Finding]:
     """Compiled collectives that were not planned, those of one line, kind and axes together."""
-    seconds: dict[tuple[str, str], float] = {}
-    sizes: dict[tuple[str, str], list[str]] = {}
+    left = [(part, "not planned", part.left, _seconds(part, model)) for part in found if part.left > 0]
+    yield from _by_line(left, least_s)
+
+
+def _dearer(found: Sequence[Part], model: CostModel, least_s: float) -> Iterator[Finding]:
+    """Compiled collectives that do what a planned one does and send more: sums made whole and then cut, wider types.
+
+    XLA for CPU scatters no sum (jax 0.10.2): there it is nobody's mistake.
+    """
+    dearer = []
     for part in found:
-        if part.left > 0:
-            key = (f"{part.kind} over {'+'.join(part.names)}", part.where)
-            seconds[key] = seconds.get(key, 0.0) + _seconds(part, model)
-            runs = f" x {part.left:g}" if part.left != 1 else ""
-            sizes.setdefault(key, []).append(f"{format_bytes(part.bytes)}{runs}")
-        elif part.notes and part.notes[-1].startswith("sent in a type twice"):
-            yield Finding(what="collective", where=part.where, text=f"{part.kind} {part.notes[-1]}", grave=False)
-    for (what, where), total in seconds.items():
-        moved = sizes[what, where]
-        text = f"{what} of {', '.join(moved[:3])}{f' and {len(moved) - 3} more' if len(moved) > 3 else ''}, not planned"
+        for kind, share, runs in part.instead:
+            change = "sent in a type twice as wide" if share < 1 else f"where a {kind} was planned"
+            more_s = _seconds_of(part, model, part.kind, 1.0) - _seconds_of(part, model, kind, share)
+            dearer.append((part, change, runs, runs * more_s))
+    yield from _by_line(dearer, least_s)
+
+
+def _by_line(
+    differing: Sequence[tuple[Part, str, float, float]], least_s: float
+) -> Iterator[Finding]:
+    """Findings of (part, how it differs, runs, seconds more), those of one line, kind, axes and difference together."""
+    seconds: dict[tuple[str, str, str], float] = {}
+    sizes: dict[tuple[str, str, str], list[str]] = {}
+    for part, change, runs, more_s in differing:
+        key = (f"{part.kind} over {'+'.join(part.names)}", part.where, change)
+        seconds[key] = seconds.get(key, 0.0) + more_s
+        times = f" x {runs:g}" if runs != 1 else ""
+        sizes.setdefault(key, []).append(f"{format_bytes(part.bytes)}{times}")
+    for (what, where, change), total in seconds.items():
+        moved = sizes[what, where, change]
+        text = f"{what} of {', '.join(moved[:3])}{f' and {len(moved) - 3} more' if len(moved) > 3 else ''}, {change}"
         yield Finding(what="collective", where=where, text=text, seconds_s=total, grave=total > least_s)
 
 

@@ -35,6 +35,8 @@ class Part:
       together_bytes: of all the tensors that the same collective moves: they share its start.
       trips: runs in a step; left: those of them that are not matched yet.
       notes: how it was matched, where not as it is.
+      instead: of a compiled one, what stands in its place in the plan where that sends less: kind, share of its bytes,
+        runs.
     """
 
     kind: str
@@ -47,6 +49,12 @@ class Part:
     where: str
     left: float
     notes: list[str] = field(default_factory=list)
+    instead: list[tuple[str, float, float]] = field(default_factory=list)
+
+    def stands_for(self, planned: Part, share: float, runs: float) -> None:
+        """Note what was planned in the place of so many runs, where they send more."""
+        if share < 1 or (planned.kind, self.kind) == ("reduce_scatter", "all_reduce"):
+            self.instead.append((planned.kind, share, runs))
 
     def wire_bytes(self, axes: MeshAxes) -> float:
         """Bytes that one device sends for the unmatched runs."""
@@ -139,6 +147,7 @@ def _each(
                 runs = min(c.left, p.left)
                 p.left -= runs
                 c.left -= runs
+                c.stands_for(p, p.bytes / c.bytes if p.bytes < c.bytes * (1 - _EQUAL) else 1.0, runs)
                 if note:
                     c.notes.append(note)
 
@@ -192,6 +201,7 @@ def _volumes(planned: Sequence[Part], compiled: Sequence[Part]) -> None:
             if c.left <= 0 or p.left <= 0 or p.axes != c.axes or not joins or _CLASS[p.kind] != _CLASS[c.kind]:
                 continue
             moved = min(c.bytes * c.left, p.bytes * p.left)
+            c.stands_for(p, 1.0, moved / c.bytes)
             c.left = _rest(c.left - moved / c.bytes, c.trips)
             p.left = _rest(p.left - moved / p.bytes, p.trips)
             c.notes.append("split or joined")

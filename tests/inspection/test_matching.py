@@ -99,3 +99,20 @@ def test_what_was_planned_and_is_not_there_is_left_on_the_other_side() -> None:
         [("all_gather", 1000)],
         [],
     )
+
+
+def test_what_sends_more_than_was_planned_in_its_place_is_known_to() -> None:
+    def instead(planned: list[Any], compiled: list[Any]) -> list[tuple[str, float, float]]:
+        sides = planned_parts(planned, AXES), compiled_parts(compiled)
+        match(*sides, AXES)
+        return [one for part in sides[1] for one in part.instead]
+
+    whole = [plan_of("reduce_scatter", 1000, trips=2)], [made_of("all_reduce", 1000, trips=2)]
+    assert instead(*whole) == [("reduce_scatter", 1.0, 2.0)]
+    joined = [plan_of("reduce_scatter", 400), plan_of("all_reduce", 600)], [made_of("all_reduce", 1000)]
+    assert instead(*joined) == [("reduce_scatter", 1.0, 0.4)]
+    wide = [plan_of("all_gather", 500)], [made_of("all_gather", 1000)]
+    assert instead(*wide) == [("all_gather", 0.5, 1.0)]
+    for planned, compiled in SAME.values():
+        if planned[0].kind != "reduce_scatter" or compiled[0].kind != "all_reduce":
+            assert instead(planned, compiled) == []

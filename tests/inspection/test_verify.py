@@ -148,6 +148,28 @@ def test_a_program_compiled_by_hand_is_held_against_a_plan(mesh_8: Mesh) -> None
     assert re.match(r"test_verify\.py:\d+ \(test_a_program", moved.where) and moved.seconds_s > 0
 
 
+def test_a_sum_made_whole_where_a_scattered_one_was_planned_is_another_program(mesh_8: Mesh) -> None:
+    """XLA does so on its own where a piece of a sum is no whole tile: twice as much is sent."""
+
+    def step(w: jax.Array, x: jax.Array) -> jax.Array:
+        return x @ w
+
+    shapes = (jax.ShapeDtypeStruct((8192, 1024), jnp.float32), jax.ShapeDtypeStruct((1024, 8192), jnp.float32))
+    layouts = {"w": P("data"), "x": P(None, "data"), "result": P("data")}
+    plan = jaxplan.plan(step, mesh_8, *shapes, constraints=layouts, hardware="tpu-v5e")
+    assert [c.kind for c in plan.collectives] == ["reduce_scatter"]
+
+    def whole(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jax.lax.with_sharding_constraint(x @ w, NamedSharding(mesh_8, P()))
+
+    given = [NamedSharding(mesh_8, layouts[name]) for name in ("w", "x", "result")]
+    lowered = jax.jit(whole, in_shardings=tuple(given[:2]), out_shardings=given[2]).lower(*shapes)
+    found = verify(lowered, plan=plan)
+    (grave,) = [finding for finding in found.findings if finding.grave]
+    assert re.match(r"all_reduce over data of 4.00 MiB, where a reduce_scatter was planned", grave.text), grave
+    assert grave.seconds_s > 0 and not found.ok
+
+
 def test_what_can_not_be_verified_says_what_can(mesh_4x2: Mesh, promised: Any) -> None:
     with pytest.raises(ArgumentError, match="needs the step that the plan is of"):
         verify(promised)
