@@ -16,6 +16,7 @@ from ..errors import RuleError
 from ..ir import Traced
 from ..lowering import (
     Key,
+    as_sent,
     check,
     collective_prices,
     planned_constraints,
@@ -383,7 +384,11 @@ class Pipeline:
             reads=decision.reads, waited=self.waited, platform=self.target.platform,
             while_trips=self.options.while_trips, beside=beside,
         )  # fmt: skip
-        checked = checked.sent_as(self.graph, decision.values, decision.reads)
+        as_made, unplanned = (
+            as_sent(self.graph, decision.values, decision.reads, items, axes, self.model)
+            for items in (checked.collectives, checked.unplanned)
+        )
+        checked = dataclasses.replace(checked, collectives=as_made, unplanned=unplanned)
         sent = collective_prices(graph, found.space.start_shares, self.model, checked.collectives)
         return Candidate(
             name=name, found=found, inputs=inputs, outputs=outputs, checked=checked, sent=sent,

@@ -25,6 +25,7 @@ from .on_chip import Resident
 from .split_k import local_product, part_bytes
 from .tiles import gathered_bytes, tiles_of_rows
 from .vector_kernels import VectorKernel, vector_product
+from .whole_sums import made_whole
 
 _PACKING_KERNELS = {"all_gather": 0.6, "reduce_scatter": 0.1, "all_to_all": 1.1, "collective_permute": 0.6}
 """Transpositions next to a collective, for each that was planned: those counted beside 501 in twenty compiled plans of
@@ -77,6 +78,15 @@ class CostModel:
         scattered = kind == "reduce_scatter" and self.whole_sums
         return "all_reduce" if scattered and self.size_of(names) == self.size_of(n for n, _ in self.axes) else kind
 
+    def sums_whole(self, tensor: Value, places: np.ndarray, axes: MeshAxes, names: Sequence[str]) -> bool:
+        """Whether a sum over some mesh axes that is scattered to the layout `places`, a row over `axes`, is made whole
+        and cut; see `whole_sums`."""
+        if self.profile.kind != "tpu" or len(tensor.shape) < 2:
+            return False
+        onto = {int(place) for (name, size), place in zip(axes, places, strict=True) if size > 1 and name in names}
+        (whole,) = made_whole(tensor, places[None], axes)
+        return any(dim >= 0 and bool(whole[dim]) for dim in onto)
+
     @property
     def whole_sums(self) -> bool:
         """Whether sums over all devices are compiled whole and sliced; see `hardware.sums_are_whole`."""
@@ -123,28 +133,24 @@ class CostModel:
             )
         )
 
-    def scattered_lanes_seconds(self, tail: np.ndarray, head: np.ndarray, tensor: Value) -> np.ndarray:
-        """`float64[a, b]`: what sums scattered onto the last dimension cost beyond a reduce_scatter.
-
-        XLA for TPU compiles an all_reduce and a slice where a device's piece of 2-byte elements is an odd number of
-        lane tiles long: half a packed row (compiles of pieces of 64 to 768 lanes, jax 0.10.2, libtpu 0.0.42.1).
-        """
+    def whole_sum_seconds(self, tail: np.ndarray, head: np.ndarray, tensor: Value) -> np.ndarray:
+        """`float64[a, b]`: what sums that are made whole and cut cost beyond a reduce_scatter; see `whole_sums`."""
         more = np.zeros((len(tail), len(head)))
-        if self.profile.kind != "tpu" or tensor.item_bytes != 2 or tensor.narrowed or not tensor.shape:
+        if self.profile.kind != "tpu" or len(tensor.shape) < 2 or not (tail == UNREDUCED).any():
             return more
-        last = len(tensor.shape) - 1
+        whole = made_whole(tensor, head, self.axes)
         sizes = np.array([size for _, size in self.axes])
-        piece = tensor.shape[last] / np.where(head == last, sizes, 1).prod(axis=1)
-        scattered = (tail[:, None, :] == UNREDUCED) & (head == last)[None, :, :] & (sizes > 1)
-        scattered &= (piece % (2 * _LANES) == _LANES)[None, :, None]
-        local = tensor.bytes / pieces(tail, self.axes)
+        scattered = (tail[:, None, :] == UNREDUCED) & (head >= 0)[None, :, :] & (sizes > 1)
+        onto = np.where(scattered, head, NONE).max(axis=2)
+        # onto several dimensions at once none is scattered, see `reshard`
+        scattered &= (~scattered | (head == onto[:, :, None])).all(axis=2, keepdims=True)
+        scattered &= np.take_along_axis(whole, np.maximum(onto, 0).T, axis=1).T[:, :, None]
+        local = tensor.bytes * tensor.as_sent("all_reduce") / pieces(tail, self.axes)
         codes = scattered @ (1 << np.arange(len(sizes)))
         for code in np.flatnonzero(np.bincount(codes.reshape(-1), minlength=1)):
             over = tuple(i for i in range(len(sizes)) if code >> i & 1)
             if over:
-                extra = self.collective("all_reduce", local, over) - self.collective(
-                    "reduce_scatter", local, over
-                )
+                extra = self.collective("all_reduce", local, over) - self.collective("reduce_scatter", local, over)
                 more += np.where(codes == code, extra[:, None], 0.0)
         return more
 
@@ -322,6 +328,6 @@ class CostModel:
         )
 
 
-_LANES, _TILE = 128, 8 * 128
+_TILE = 8 * 128
 """Elements side by side in a TPU's vector register and memory tile, and all of one, on every generation so far
 (jax.experimental.pallas.tpu, "tiling")."""

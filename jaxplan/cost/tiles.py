@@ -25,7 +25,7 @@ Tiling = Literal["any", "rows", "table"] | tuple[int, int] | frozenset[int]
 pair of dimensions: the second one in lanes, or the first one with the second in rows (see `images`); a set: those of
 them that pad least (see `written`)."""
 
-_LANES, _SUBLANES = 128, 8
+LANES, SUBLANES = 128, 8
 """Columns and rows of a TPU's memory tile, see `device_bytes`."""
 
 _TABLE_WASTE, _TABLE_BYTES = 2, 2**27
@@ -49,7 +49,7 @@ def device_bytes(
     if platform != "tpu" or rank < 2:
         return whole
     sizes = local_sizes(tensor, places, axes)
-    waste = _waste(sizes)
+    waste = padding(sizes)
     least = waste.min(axis=(1, 2))
     if isinstance(tiling, tuple):
         batch, channels = tiling
@@ -79,7 +79,7 @@ def gathered_bytes(
     there, then = before[:, None, :], after[None, :, :]
     gathered = np.where((there >= 0) & (then != there), there, -1)
     dims = gathered.max(axis=2)
-    waste = _waste(local_sizes(tensor, after, axes))
+    waste = padding(local_sizes(tensor, after, axes))
     local = tensor.bytes / pieces(after, axes)
     for dim in set(dims.reshape(-1).tolist()) - {-1}:
         if platform == "gpu":
@@ -91,7 +91,7 @@ def gathered_bytes(
         found = np.where(dims == dim, copied, found)
     if platform == "tpu":
         several = sum((gathered == dim).any(axis=2).astype(int) for dim in range(rank)) > 1
-        as_it_was = _waste(local_sizes(tensor, before, axes))[:, rank - 1, rank - 2]
+        as_it_was = padding(local_sizes(tensor, before, axes))[:, rank - 1, rank - 2]
         found = np.where(several, np.round(local * as_it_was[:, None]), found).astype(np.int64)
     return found
 
@@ -105,10 +105,10 @@ def tiles_of_rows(tensor: Value, places: np.ndarray, axes: MeshAxes) -> np.ndarr
     if rank < 2:
         return np.ones(len(places))
     sizes = local_sizes(tensor, places, axes)
-    waste = _waste(sizes)
+    waste = padding(sizes)
     in_order = waste[:, rank - 1, rank - 2] <= waste.min(axis=(1, 2))
     rows = 2 ** np.ceil(np.log2(sizes[:, rank - 2]))
-    return np.where(in_order, _SUBLANES / np.minimum(rows, _SUBLANES), 1.0)
+    return np.where(in_order, SUBLANES / np.minimum(rows, SUBLANES), 1.0)
 
 
 def local_sizes(tensor: Value, places: np.ndarray, axes: MeshAxes) -> np.ndarray:
@@ -120,13 +120,13 @@ def local_sizes(tensor: Value, places: np.ndarray, axes: MeshAxes) -> np.ndarray
     return np.maximum(np.ceil(local), 1)
 
 
-def _waste(local: np.ndarray) -> np.ndarray:
+def padding(local: np.ndarray) -> np.ndarray:
     """`float64[n, rank, rank]`: how many times its bytes a part of these sizes takes with one dimension in lanes and
     another in rows."""
     rank = local.shape[1]
-    lanes = np.ceil(local / _LANES) * _LANES / local
+    lanes = np.ceil(local / LANES) * LANES / local
     # a tile of fewer rows is used where the dimension has fewer: 1, 2 or 4
-    rows = np.where(local > 4, np.ceil(local / _SUBLANES) * _SUBLANES, 2 ** np.ceil(np.log2(local))) / local
+    rows = np.where(local > 4, np.ceil(local / SUBLANES) * SUBLANES, 2 ** np.ceil(np.log2(local))) / local
     waste = lanes[:, :, None] * rows[:, None, :]
     waste[:, range(rank), range(rank)] = np.inf
     return np.asarray(waste)

@@ -21,6 +21,7 @@ from .order import resolve_orders as resolve_orders
 from .price import Priced as Priced
 from .price import price as price
 from .sent import Sending as Sending
+from .sent import as_sent as as_sent
 from .sent import collective_prices as collective_prices
 from .sent import written_seconds as written_seconds
 from .yardstick import CompiledPrice as CompiledPrice

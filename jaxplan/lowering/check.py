@@ -30,7 +30,6 @@ from .listing import listing_of
 from .order import Orders
 from .pending import held_values
 from .repeats import Short, shortened
-from .sent import as_sent
 
 _SCOPED = re.compile(rf"\b{SCOPE}(\d+)\b")
 _INSIDE = re.compile(rf"\b{SCOPE}_in(\d+)\b")
@@ -59,13 +58,6 @@ class Checked:
     differing: Mapping[int, Layout]
     rounds: int
     warnings: tuple[str, ...]
-
-    def sent_as(
-        self, graph: Graph, values: Mapping[int, np.ndarray], reads: Mapping[tuple[int, int], np.ndarray]
-    ) -> Checked:
-        """With collectives of the types that are sent, see `as_sent`."""
-        sent, unplanned = (as_sent(graph, values, reads, items) for items in (self.collectives, self.unplanned))
-        return dataclasses.replace(self, collectives=sent, unplanned=unplanned)
 
 
 def check(

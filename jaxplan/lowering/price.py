@@ -102,7 +102,7 @@ def price(
     for op_index, settling_s in _settling(graph, refined, where):
         seconds[op_index] = seconds.get(op_index, 0.0) + settling_s
     asked = [(c, operation_of(c.scope)) for c in found.collectives if c.kind != "all_slice"]
-    sent = as_sent(graph, where.values, where.reads, asked)
+    sent = as_sent(graph, where.values, where.reads, asked, where.axes, model)
     prices = collective_prices(graph, start_shares_of(graph, rules), model, sent)
     collectives = tuple((c, op, paid.seconds_s) for (c, op), paid in zip(sent, prices, strict=True))
     memory = step_memory(

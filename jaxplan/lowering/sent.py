@@ -12,7 +12,7 @@ import numpy as np
 
 from ..cost import CostModel
 from ..ir import Graph
-from ..sharding import Collective
+from ..sharding import UNREDUCED, Collective, MeshAxes
 
 
 class Sending(NamedTuple):
@@ -66,15 +66,25 @@ def as_sent(
     values: Mapping[int, np.ndarray],
     reads: Mapping[tuple[int, int], np.ndarray],
     collectives: Sequence[tuple[Collective, int]],
+    axes: MeshAxes,
+    model: CostModel,
 ) -> tuple[tuple[Collective, int], ...]:
-    """The partitioner's collectives, which knows a program's own types alone, in the types that are sent.
+    """The partitioner's collectives, which knows a program's own types alone, as XLA sends them: in which types, and
+    which of the sums that it scatters are made whole (see `CostModel.sums_whole`).
 
     Args:
-      graph: as `cost.narrowed` has it; values, reads: see `check`.
+      graph: as `cost.narrowed` has it; values, reads: see `check`, over `axes`.
 
     What no operand or result of its operation has the shape of is on its way into a loop: a stack.
     """
     uses = graph.uses()
+
+    def whole(item: Collective, op: int) -> bool:
+        if item.written or item.kind != "reduce_scatter" or op < 0:
+            return False
+        made = [v for v in graph.ops[op].results if graph.values[v].shape == item.shape]
+        wanted = [reads[use] for v in made for use in uses[v] if use in reads and not (reads[use] == UNREDUCED).any()]
+        return any(model.sums_whole(graph.values[made[0]], row, axes, item.axes) for row in wanted[:1])
 
     @functools.cache
     def stacks() -> dict[tuple[int, ...], set[bool]]:
@@ -103,7 +113,9 @@ def as_sent(
         made = [graph.values[v].narrowed for v in graph.ops[op].results if graph.values[v].shape == item.shape]
         return all(moved or made or stacks().get(item.shape) or [False])
 
-    return tuple(
-        (replace(item, bytes=item.bytes // 2, dtype="bfloat16") if halved(item, op) else item, op)
-        for item, op in collectives
-    )
+    def sent(item: Collective, op: int) -> Collective:
+        if whole(item, op):
+            return replace(item, kind="all_reduce")
+        return replace(item, bytes=item.bytes // 2, dtype="bfloat16") if halved(item, op) else item
+
+    return tuple((sent(item, op), op) for item, op in collectives)

@@ -1,0 +1,62 @@
+"""Which sums XLA for TPU makes whole though each device wants a piece, beside what it was seen to."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jaxplan.cost.whole_sums import made_whole
+from jaxplan.ir import Value
+from jaxplan.sharding import NONE
+
+AXES = (("data", 4), ("model", 2))
+
+SEEN = {
+    # dtype, shape, which dimensions data and model cut: whether the sum scattered onto the first of them is made whole
+    ("bfloat16", (768, 12, 64), (0, 0)): True,  # 96 lanes
+    ("bfloat16", (768, 12, 64), (2, 2)): True,  # 8 rows of pairs
+    ("bfloat16", (12, 64, 768), (1, 1)): True,
+    ("bfloat16", (12, 64, 768), (2, 2)): True,
+    ("bfloat16", (1024, 16, 64), (0, 0)): True,  # 128 lanes: half a packed row
+    ("bfloat16", (1024, 16, 64), (1, 1)): False,
+    ("bfloat16", (2048, 16, 64), (0, 0)): False,
+    ("bfloat16", (768, 3, 12, 64), (0, 0)): True,
+    ("bfloat16", (768, 3072), (0, 0)): False,
+    ("bfloat16", (768, 3072), (1, 1)): True,  # 384 lanes
+    ("bfloat16", (3072, 768), (1, 1)): False,  # lies with the 3072 in lanes
+    ("bfloat16", (768, 64), (0, 0)): True,
+    ("bfloat16", (768, 64), (1, 1)): False,  # 8 rows, the outermost dimension
+    ("bfloat16", (32, 2048), (0, 0)): True,
+    ("bfloat16", (192, 768), (0, 0)): False,
+    ("bfloat16", (12, 192, 768), (1, 1)): True,  # 24 rows
+    ("bfloat16", (384, 6, 64), (0, 0)): False,
+    ("bfloat16", (768, 192), (0, 0)): False,
+    ("bfloat16", (768, 12, 64), (0, 1)): True,  # 192 lanes over data, heads over model
+    ("bfloat16", (768, 12, 64), (2, 1)): False,
+    ("bfloat16", (16, 64, 1024), (1, 0)): False,
+    ("float32", (768, 12, 64), (0, 0)): True,
+    ("float32", (768, 12, 64), (2, 2)): False,
+    ("float32", (3072, 12, 64), (0, 0)): False,
+    ("float32", (768, 3072), (1, 1)): False,
+    ("float32", (640, 10, 64), (0, 0)): True,
+    ("float32", (768, 64), (0, 0)): True,
+    ("float32", (16, 32, 2048), (1, 1)): True,  # 4 rows
+    ("float32", (512, 8, 64), (0, 0)): False,
+}
+
+
+@pytest.mark.parametrize("case", SEEN, ids=str)
+def test_a_sum_is_made_whole_where_its_piece_is_no_whole_tiles(
+    case: tuple[str, tuple[int, ...], tuple[int, int]],
+) -> None:
+    dtype, shape, cut = case
+    tensor = Value(index=0, name="sum", shape=shape, dtype=dtype, item_bytes=2 if dtype == "bfloat16" else 4)
+    (whole,) = made_whole(tensor, np.array([cut], np.int8), AXES)
+    assert whole[cut[0]] == SEEN[case]
+
+
+def test_sums_of_rounded_f32_are_of_f32_and_vectors_are_left() -> None:
+    rounded = Value(index=0, name="sum", shape=(3072, 12, 64), dtype="float32", item_bytes=4).narrow()
+    assert not made_whole(rounded, np.array([[0, 0]], np.int8), AXES)[0, 0]
+    vector = Value(index=0, name="sum", shape=(768,), dtype="float32", item_bytes=4)
+    assert not made_whole(vector, np.array([[0, NONE]], np.int8), AXES).any()
