@@ -10,9 +10,11 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
-from ..cost import CostModel
+from ..cost import CostModel, device_bytes
+from ..ir import Value
 from ..lowering import CompiledWork, compiled_collectives, compiled_memory, compiled_work, reused_parameters
 from ..plans import Plan, TensorPlan
+from ..sharding import places_of_layout
 from ..units import format_bytes
 from .findings import Finding, Quantity, Verification, ranked
 from .matching import Part, compiled_parts, match, places, planned_parts
@@ -70,8 +72,8 @@ def compare(
     known = None if work is None else sum(w.flops * w.trips for w in work)
     quantities = [
         Quantity(name="matrix products", planned=_planned_flops(plan), compiled=known, unit="FLOP"),
-        Quantity(name="arguments", planned=sum(t.local_bytes for t in plan.inputs), compiled=memory.argument_bytes,
-                 unit="B"),
+        Quantity(name="arguments", planned=_argument_bytes(plan, compiled, model.profile.kind),
+                 compiled=memory.argument_bytes, unit="B"),
         Quantity(name="peak memory", planned=plan.cost.peak_bytes, compiled=memory.peak_bytes, unit="B"),
         *_sent(planned, found, plan, model),
     ]  # fmt: skip
@@ -79,6 +81,20 @@ def compare(
         name=plan.name, platform=_platform(compiled), findings=ranked(findings), quantities=tuple(quantities),
         assumptions=plan.assumptions,
     )  # fmt: skip
+
+
+def _argument_bytes(plan: Plan, compiled: Any, platform: str) -> int:
+    """Of the arguments that the program uses as they lie in memory: on TPU in whole tiles."""
+    shardings = _shardings(compiled)
+    used = [s is not None for s in shardings] if len(shardings) == len(plan.inputs) else [True] * len(plan.inputs)
+
+    def held(tensor: TensorPlan) -> int:
+        item_bytes = tensor.bytes / max(math.prod(tensor.shape), 1)
+        value = Value(index=0, name=tensor.path, shape=tensor.shape, dtype=tensor.dtype, item_bytes=item_bytes)
+        places = places_of_layout(tensor.layout, plan.axes)[None]
+        return max(int(device_bytes(value, places, plan.axes, platform)[0]), tensor.local_bytes)
+
+    return sum(held(tensor) for tensor, present in zip(plan.inputs, used, strict=True) if present)
 
 
 def _planned_flops(plan: Plan) -> float:

@@ -202,6 +202,16 @@ def test_what_was_planned_for_tpu_is_what_was_compiled(tpu_topology: Callable[[s
     assert found.ok, str(found)
 
 
+@pytest.mark.aot_tpu
+def test_arguments_are_compared_as_they_lie_in_tiles(tpu_topology: Callable[[str], Any]) -> None:
+    mesh = jaxplan.target("tpu-v5e:2x4").mesh(data=4, model=2)
+    shapes = [jax.ShapeDtypeStruct((1000, 3, 5), jnp.bfloat16), jax.ShapeDtypeStruct((64, 256), jnp.float32)]
+    step = jaxplan.auto_shard(lambda w, x, unused: (x.sum() * w, x), mesh, hardware="tpu-v5e")
+    found = verify(step, *shapes, jax.ShapeDtypeStruct((4096, 4096), jnp.float32))
+    arguments = next(q for q in found.quantities if q.name == "arguments")
+    assert arguments.planned == arguments.compiled
+
+
 @pytest.mark.aot_gpu
 def test_what_was_planned_for_gpu_is_what_was_compiled(cuda_compiler: None) -> None:
     mesh = jaxplan.target("h100:1x1x8").mesh(data=4, model=2)
