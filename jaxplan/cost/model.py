@@ -204,9 +204,8 @@ class CostModel:
             return np.full(len(options), self._body_seconds(crossing.bodies[op.index]))
         made_s = roofline_seconds(flops, local_bytes, dtype, self.profile, matmul=rule.matmul, dims=dims)
         if self.profile.tile_s is not None and op.primitive == "dot_general" and vector_product(rule):
-            batched = op.params["dimension_numbers"][1][0]
-            if not batched:  # the vector unit's, of which a tile is the least
-                made_s = np.maximum(made_s, self._tiles(op, options, graph) * self.profile.tile_s)
+            # the vector unit's, with dimensions that both operands have too, of which a tile is the least
+            made_s = np.maximum(made_s, self._tiles(op, options, graph) * self.profile.tile_s)
         return np.asarray(made_s + self.memory_seconds(parts))
 
     def _body_seconds(self, body: Body) -> float:

@@ -86,6 +86,17 @@ def test_a_product_with_a_vector_takes_its_tiles() -> None:
         assert plan.cost.compute_s == pytest.approx(cycles / profile.clock_hz, rel=0.2)
 
 
+def test_a_vector_for_each_of_a_batch_is_the_vector_unit_s_too() -> None:
+    """One query against its keys, and what its scores take of the values: 26.5 and 52.3 us expected for v5e, in f32."""
+    mesh = AbstractMesh((1,), ("d",))
+    for product, left, right, microseconds in (
+        ("sb,sbh->bh", (64, 32), (64, 32, 1024), 26.5), ("bhd,bshd->bhs", (8, 8, 128), (8, 512, 8, 128), 52.3)
+    ):  # fmt: skip
+        args = [jax.ShapeDtypeStruct(shape, np.float32) for shape in (left, right)]
+        plan = jaxplan.plan(lambda x, y, way=product: jnp.einsum(way, x, y), mesh, *args, hardware="tpu-v5e")
+        assert plan.cost.compute_s == pytest.approx(1e-6 * microseconds, rel=0.2)
+
+
 @pytest.mark.aot_tpu
 def test_the_compiler_leaves_in_vector_memory_what_is_said(tpu_topology: Callable[[str], Any]) -> None:
     mesh = Mesh(np.array(tpu_topology("v5e:2x4").devices)[:1], ("d",))
