@@ -77,7 +77,7 @@ def _where(audit: Audit) -> list[str]:
 def _changes(audit: Audit) -> list[str]:
     if not audit.changes:
         return []
-    rows = [("tensors", audit.subject, "jaxplan", "saves", "memory")]
+    rows = [("tensors", audit.subject, "jaxplan", "costs", "memory")]
     rows += [
         (
             change.paths[0] + (f" and {len(change.paths) - 1} more" if len(change.paths) > 1 else ""),
@@ -87,7 +87,7 @@ def _changes(audit: Audit) -> list[str]:
         for change in audit.changes
     ]  # fmt: skip
     more = [f"  and {audit.unpriced} smaller leaves"] if audit.unpriced else []
-    title = "What to change (saves: by how much the plan would grow if these alone stayed)"
+    title = "What to change (costs: what the plan would take more if these alone stayed as they are)"
     return ["", title, *_aligned(rows), *more]
 
 

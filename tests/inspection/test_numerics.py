@@ -40,7 +40,8 @@ SHAPES = (
 def test_a_sharded_step_computes_what_the_unsharded_one_does(mesh_4x2: Mesh) -> None:
     sharded = jaxplan.auto_shard(step, mesh_4x2, donate_argnums=0, options={"search": "fsdp"})
     found = verify(sharded, *SHAPES, numerics=True)
-    assert not [f for f in found.findings if f.what == "numerics"], str(found)
+    (compared,) = [f for f in found.findings if f.what == "numerics"]
+    assert not compared.grave and "all 3 results agree, sharded over 8 cpu devices and on one" in compared.text
 
 
 def test_the_first_result_that_differs_is_named(mesh_4x2: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +60,7 @@ def test_a_plan_for_devices_that_are_not_there_runs_on_those_that_are(tpu_topolo
     mesh = jaxplan.target("tpu-v5e:2x4").mesh(data=4, model=2)
     sharded = jaxplan.auto_shard(step, mesh, donate_argnums=0, options={"search": "fsdp"})
     found = verify(sharded, *SHAPES, numerics=True)
-    assert not [f for f in found.findings if f.what == "numerics"], str(found)
+    assert not [f for f in found.findings if f.what == "numerics" and f.grave], str(found)
     larger = jaxplan.target("tpu-v5e:4x4").mesh(data=16)
     with pytest.raises(ArgumentError, match="this machine has 8 devices for a mesh of 16"):
         verify(jaxplan.auto_shard(step, larger, options={"search": "fsdp"}), *SHAPES, numerics=True)
