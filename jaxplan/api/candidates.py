@@ -337,7 +337,8 @@ class Pipeline:
                 problem, hint=hint, unfold_gap=self.options.unfold_gap, folds=space.folds, **self._limits
             )
         result = solve(problem, hint=hint, matrices=space.folds.matrices, **self._limits)
-        if fold == "auto" and nodes >= RIVAL_NODES and result.found:
+        # what hardly repeats has next to no layers to decide alike
+        if fold == "auto" and nodes >= RIVAL_NODES and space.folds.repeats and result.found:
             as_good_s = result.bound_s / (1 - self.options.relative_gap)
             alike = space.folds.alike(limit_bytes, enough_s=max(as_good_s, result.objective_s), **self._limits)
             if alike is not None:

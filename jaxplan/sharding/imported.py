@@ -44,13 +44,17 @@ def as_xla_imports(module: Any) -> None:
             # the name alone, without the traceback: it is read several times, and written out in full each time
             op.location = ir.Location.name(scope_of(op.location))
         _inline_calls("main", functions, inlined)
-        for op in [op for op in nested(functions["main"]) if op.name == "stablehlo.broadcast_in_dim"]:
-            _reshape_instead(op)
-        for op in [op for op in nested(functions["main"]) if op.name in _LEGALISED]:
-            _stand_in(op)
+        # tens of thousands of operations: looked through once for all that is rewritten
+        rewritten = _LEGALISED | {"stablehlo.broadcast_in_dim", "stablehlo.while"}
+        found = [(op.name, op) for op in nested(functions["main"]) if op.name in rewritten]
+        for name, op in found:
+            if name in _LEGALISED:
+                _stand_in(op)
+            elif name == "stablehlo.broadcast_in_dim":
+                _reshape_instead(op)
         block = functions["main"].regions[0].blocks[0]
         shardings = _argument_shardings(functions["main"])
-        for loop in list(_loops(functions["main"])):
+        for loop in [op for name, op in found if name == "stablehlo.while"]:
             lifted = _lift_invariants(loop)
             _open(loop, {value: _sharding(value, block, shardings) for value in lifted})
     run_passes(module, ["symbol-dce"])
@@ -141,10 +145,6 @@ def _stand_in(op: Any) -> None:
     )
     op.results[0].replace_all_uses_with(product.results[0])
     op.erase()
-
-
-def _loops(function: Any) -> Iterator[Any]:
-    return (op for op in nested(function) if op.name == "stablehlo.while")
 
 
 def _lift_invariants(loop: Any) -> list[Any]:
