@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import datetime
 import importlib.metadata
 import importlib.util
 import json
@@ -75,20 +76,20 @@ def write_table(results: dict[str, Any]) -> str:
     """The table of README.md, which is rewritten below its mark."""
     lines = [
         "| package | train step of | equations | trace, s | plan, s | compile, s | step, ms | memory planned, GiB "
-        "| compiled, GiB | without a rule, share of the step |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| compiled, GiB | without a rule, share of the step | day |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, row in sorted(results.items()):
         package = f"{row['package']} {row['version']}"
         if "error" in row:
             why = row["error"].splitlines()[-1][:160]
-            lines.append(f"| {package} | {name.split('/')[1]} | fails: {why} | | | | | | | |")
+            lines.append(f"| {package} | {name.split('/')[1]} | fails: {why} | | | | | | | | {row.get('day', '')} |")
             continue
         unruled = ", ".join(f"{p} {share:.2%}" for p, share in row["unruled_share"].items()) or "none"
         lines.append(
             f"| {package} | {name.split('/')[1]} | {row['equations']:,} | {row['trace_s']} | {row['plan_s']} "
             f"| {row.get('compile_s', '')} | {row['step_ms']} | {row['peak_gib']} | {row.get('compiled_gib', '')} "
-            f"| {unruled} |"
+            f"| {unruled} | {row.get('day', '')} |"
         )
     table = "\n".join(lines)
     if README.exists():
@@ -108,7 +109,8 @@ def main() -> None:
             print(f"{name}: skipped, {package} is not installed (`make test-ecosystem` installs it)")
             continue
         distributions = importlib.metadata.packages_distributions().get(package, [package])
-        row = {"package": distributions[0], "version": importlib.metadata.version(distributions[0])}
+        today = datetime.datetime.now(datetime.UTC).date().isoformat()
+        row = {"package": distributions[0], "version": importlib.metadata.version(distributions[0]), "day": today}
         row |= run_case(name, case, compile_too=not options.no_compile)
         # Read again: another run may have written meanwhile.
         results = _results()
