@@ -16,6 +16,7 @@ from ..errors import RuleError
 from ..ir import Traced
 from ..lowering import (
     Key,
+    Orders,
     as_sent,
     check,
     collective_prices,
@@ -48,6 +49,7 @@ from .least import NEAR, NEAR_LEAST_S, near_least_peak
 from .meshes import Target
 from .options import TEMPLATES, Options
 from .templates import template_pins
+from .turning import ordered
 
 FOLD_NODES = 10_000
 """Nodes from which on a problem that repeats is folded: a smaller one is proved optimal as it is in a second or two."""
@@ -194,12 +196,18 @@ class Pipeline:
         """
         space = space or self.space(pins)
         hint = _assignment_in(space, start) if isinstance(start, Found) else begin
-        found = self._within_budget(
+        found = self.within(space, hint)
+        if isinstance(found, Found):
+            return ordered(self, found)
+        return self._smallest(space, found.result) if stubborn else found
+
+    def within(self, space: Space, hint: Sequence[int] | None) -> Found | Nothing:
+        """The cheapest decision of `space` whose simulated memory fits the budget."""
+        return self._within_budget(
             space,
             lambda limit, begin=None: self._solve(space, limit, begin or hint),
             lambda limit: self._loosely._solve(space, limit, hint),
         )
-        return self._smallest(space, found.result) if stubborn and isinstance(found, Nothing) else found
 
     def rival(self, space: Space, pins: Mapping[int, Allowed], known: Alike | None = None) -> Found | Nothing:
         """A decision of `space` under `pins` as well, within `RIVAL_GAP` of the cheapest, to be compared with its own.
@@ -362,13 +370,17 @@ class Pipeline:
             decision.values, decision.reads, self.waited, decision.outputs,
         )  # fmt: skip
 
+    def orders(self, decision: Decision) -> Orders:
+        """In which orders axes cut dimensions together."""
+        return resolve_orders(
+            self.traced.graph, self.rules, self.target.axes, decision.values, decision.reads, decision.outputs,
+            decision.factors, self.said_orders, copies=decision.copies, platform=self.target.profile.kind,
+        )  # fmt: skip
+
     def checked(self, name: str, found: Found, beside: Beside | None = None) -> Candidate:
         """`found` lowered and taken through the partitioner, `beside` where that is ready."""
         graph, axes, decision = self.traced.graph, self.target.axes, found.decision
-        orders = resolve_orders(
-            graph, self.rules, axes, decision.values, decision.reads, decision.outputs, decision.factors,
-            self.said_orders, platform=self.target.profile.kind,
-        )  # fmt: skip
+        orders = found.orders or self.orders(decision)
         inputs = tuple(
             orders.layout("value", v, 0, decision.values[v], len(graph.values[v].shape)) for v in graph.inputs
         )

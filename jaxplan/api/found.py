@@ -5,19 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..cost import MemoryProfile
-from ..lowering import Checked, Sending
+from ..lowering import Checked, Orders, Sending
 from ..search import Decision, SearchResult, Space
 from ..sharding import Layout
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What a search decided: layouts, compute and communication as the search prices them, memory as it will be."""
+    """What a search decided: layouts, compute and communication as the search prices them, memory as it will be.
+
+    `orders`: of the axes that cut dimensions together, where they are found already.
+    """
 
     space: Space
     result: SearchResult
     decision: Decision
     memory: MemoryProfile
+    orders: Orders | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

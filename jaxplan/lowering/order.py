@@ -25,6 +25,7 @@ import numpy as np
 from ..disjoint import Disjoint
 from ..ir import Graph
 from ..sharding import UNREDUCED, Layout, MeshAxes, Rule
+from .turns import Turn, Wants, cut_by, only, wants
 
 Key = tuple[str, int, int, int]
 """("value", index, 0, dim), ("read", operation, operand, dim) or ("output", position, 0, dim)."""
@@ -35,16 +36,20 @@ _ROUNDS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Orders:
-    """The order of the axes of every dimension that several axes cut, by key; absent: mesh order."""
+    """The order of the axes of every dimension that several axes cut, by key; absent: mesh order.
+
+    `turns`: what moves in pieces on its way all the same, as no order suits all.
+    """
 
     axes: MeshAxes
     chosen: Mapping[Key, tuple[int, ...]]
+    turns: tuple[Turn, ...] = ()
 
     def layout(self, kind: str, index: int, position: int, row: np.ndarray, rank: int) -> Layout:
         """The Layout of a row of a place array, its axes in the order of this value, read or output."""
         dims = []
         for d in range(rank):
-            cut = _cut(row, d)
+            cut = cut_by(row, d)
             order = self.chosen.get((kind, index, position, d), ())
             dims.append(tuple(self.axes[a][0] for a in (order if set(order) == set(cut) else cut)))
         pending = tuple(self.axes[a][0] for a in range(len(self.axes)) if row[a] == UNREDUCED)
@@ -67,63 +72,20 @@ def resolve_orders(
     factors: Mapping[int, np.ndarray],
     said: Mapping[Key, tuple[int, ...]],
     *,
+    copies: Mapping[tuple[int, int], np.ndarray] | None = None,
     platform: str,
 ) -> Orders:
     """Choose the orders for a decision.
 
     Args:
       values, reads, outputs: decided rows; factors: for every operation the factor that each axis cuts;
-        said: orders that the user's constraints give; platform: "tpu", "gpu" or "cpu".
+        said: orders that the user's constraints give; copies: rows of the copies that operands are taken from;
+        platform: "tpu", "gpu" or "cpu".
     """
     if sum(size > 1 for _, size in axes) < 2:
         return Orders(axes=axes, chosen={})
-    resolver = _Resolver(graph, rules, axes, values, reads, outputs, factors, said)
+    resolver = _Resolver(graph, rules, axes, values, reads, outputs, factors, said, copies or {})
     return resolver.orders(sums_along=platform != "cpu")
-
-
-def _only(order: tuple[int, ...], axes: frozenset[int]) -> tuple[int, ...]:
-    return tuple(axis for axis in order if axis in axes)
-
-
-def _cut(row: np.ndarray, dim: int) -> tuple[int, ...]:
-    """The axes that cut a dimension, in mesh order."""
-    return tuple(axis for axis, place in enumerate(row.tolist()) if place == dim)
-
-
-_Majors = list[tuple[int, frozenset[int]]]
-
-_Passage = tuple[list[int], _Majors, _Majors, list[tuple[int, int, frozenset[int]]]]
-"""Between two layouts: dimensions cut by the same axes; (dimension, axes that are to be its major ones) of the former
-layout and of the latter; (dimension, another one, axes that go along from the former to the latter, several)."""
-
-
-def _passage(made: np.ndarray, row: np.ndarray) -> _Passage:
-    before, after = (sorted({place for place in places.tolist() if place >= 0}) for places in (made, row))
-    same = [d for d in before if _cut(made, d) == _cut(row, d)]
-    return (
-        same, _majors(made, row, before), _majors(row, made, after),
-        [
-            (a, b, moved)
-            for a in before for b in after
-            if a != b and len(moved := frozenset(_cut(made, a)) & frozenset(_cut(row, b))) > 1
-        ],
-    )  # fmt: skip
-
-
-def _majors(row: np.ndarray, other: np.ndarray, dims: Sequence[int]) -> _Majors:
-    """Which axes want to be a dimension's major ones on the way to another layout, or from it.
-
-    Those that stay on it; and those that neither stay nor go to another dimension, before those that do: pieces are
-    exchanged while they are smallest, before axes are gathered and after they are scattered, and from the minor end.
-    """
-    found: _Majors = []
-    placed = {axis for axis, place in enumerate(other.tolist()) if place >= 0}
-    for d in dims:
-        cut = frozenset(_cut(row, d))
-        stays = cut & frozenset(_cut(other, d))
-        majors = dict.fromkeys((stays, stays | (cut - placed)))
-        found += [(d, axes) for axes in majors if axes and axes != cut]
-    return found
 
 
 _Dims = Mapping[int, int]
@@ -137,8 +99,9 @@ class _Resolver:
         self, graph: Graph, rules: Sequence[Rule], axes: MeshAxes, values: Mapping[int, np.ndarray],
         reads: Mapping[tuple[int, int], np.ndarray], outputs: Mapping[int, np.ndarray],
         factors: Mapping[int, np.ndarray], said: Mapping[Key, tuple[int, ...]],
+        copies: Mapping[tuple[int, int], np.ndarray],
     ) -> None:  # fmt: skip
-        self.said = said
+        self.said, self.copies = said, copies
         self.graph, self.rules, self.axes, self.factors = graph, rules, axes, factors
         self.values, self.reads, self.outputs = values, reads, outputs
         # what is cut over several axes along some dimension, there alone is an order to choose: a number for each such
@@ -153,10 +116,11 @@ class _Resolver:
         # by identity: most rows of a decision are the same few arrays, which it keeps
         self.several_of: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
         self.merged: dict[int, bool] = {}
-        self.passages: dict[tuple[bytes, bytes], _Passage] = {}
+        self.wanted: dict[tuple[bytes, bytes], Wants] = {}
         self.fixed: set[int] = set()
-        self.wishes: list[tuple[int, frozenset[int], float]] = []
-        self.taken_along: list[tuple[int, int, frozenset[int], float]] = []
+        # each with the turn that it spares, if it is one
+        self.wishes: list[tuple[int, frozenset[int], float, Turn]] = []
+        self.taken_along: list[tuple[int, int, frozenset[int], float, Turn | None]] = []
 
     def orders(self, *, sums_along: bool) -> Orders:
         # most are known, and have none: asked here, not by a call each
@@ -179,21 +143,22 @@ class _Resolver:
             node = self.graph.ops[op]
             value, reader = node.operands[position], self.of_read.get((op, position), _NONE)
             if reader or value in self.of_value:
-                self._between(value, reader, row, node.trips)
+                self._way(value, ("read", op, position), reader, row, node.trips)
             if value in summed:
                 self._scattered(value, summed[value], reader, row, node.trips)
         aliased = {o: self.graph.inputs[i] for i, o in self.graph.aliases}
         for position, row in self.outputs.items():
             value, reader = self.graph.outputs[position], self.of_output.get(position, _NONE)
             if reader or value in self.of_value:
-                self._between(value, reader, row, 1.0)
+                self._way(value, ("output", position, 0), reader, row, 1.0)
             if value in summed:
                 self._scattered(value, summed[value], reader, row, 1.0)
             if position in aliased:
                 before = self.of_value.get(aliased[position], _NONE)
                 for d, number in reader.items():
                     self._join(number, before.get(d))
-        return Orders(axes=self.axes, chosen=self._choose())
+        chosen = self._choose()
+        return Orders(axes=self.axes, chosen=chosen, turns=self._turns(chosen))
 
     def _declared(
         self, kind: str, index: int, position: int, several: Sequence[tuple[int, tuple[int, ...]]]
@@ -213,7 +178,7 @@ class _Resolver:
             if content not in self.several:
                 places = row.tolist()
                 dims = sorted({place for place in places if place >= 0 and places.count(place) > 1})
-                self.several[content] = [(d, _cut(row, d)) for d in dims]
+                self.several[content] = [(d, cut_by(row, d)) for d in dims]
             found = self.several_of[id(row)] = self.several[content]
         return found
 
@@ -248,26 +213,52 @@ class _Resolver:
             self.merged[id(rule)] = any(len(names) > 1 for dims in sides for names in dims)
         return self.merged[id(rule)]
 
-    def _between(self, value: int, reader: _Dims, row: np.ndarray, trips: float) -> None:
-        """What stays on a dimension while other axes join or leave wants to be the major part of it."""
-        made = self.values.get(value)
+    def _way(
+        self, value: int, use: tuple[str, int, int], reader: _Dims, row: np.ndarray, trips: float
+    ) -> None:
+        """From where a value is made to where it is taken, by way of a copy where there is one."""
+        made, maker = self.values.get(value), self.of_value.get(value, _NONE)
         if made is None:
             return
-        maker = self.of_value.get(value, _NONE)
+        copy = self.copies.get(use[1:]) if use[0] == "read" else None
+        if copy is None or np.array_equal(copy, made) or np.array_equal(copy, row):
+            self._between(value, use, (maker, made), (reader, row), trips)
+            return
+        # the copy has its reader's order where it has its axes, else that in which it was made: see `on_the_way`
+        sides = [(reader, row), (maker, made)]
+        numbers = {
+            d: next(n[d] for n, other in sides if d in n and cut_by(other, d) == cut)
+            for d, cut in self._several(copy)
+            if any(d in n and cut_by(other, d) == cut for n, other in sides)
+        }
+        self._between(value, use, (maker, made), (numbers, copy), trips)
+        self._between(value, use, (numbers, copy), (reader, row), trips)
+
+    def _between(
+        self, value: int, use: tuple[str, int, int], before: tuple[_Dims, np.ndarray],
+        after: tuple[_Dims, np.ndarray], trips: float,
+    ) -> None:  # fmt: skip
+        """What stays on a dimension while other axes join or leave wants to be the major part of it."""
+        (maker, made), (reader, row) = before, after
         content = made.tobytes(), row.tobytes()
-        if content not in self.passages:
-            self.passages[content] = _passage(made, row)
-        same, majors_made, majors_read, along = self.passages[content]
+        if content not in self.wanted:
+            self.wanted[content] = wants(made, row)
+        same, majors_made, majors_read, along = self.wanted[content]
         for d in same:
             self._join(maker.get(d), reader.get(d))
         if not (majors_made or majors_read or along):
             return
         weight = self.graph.values[value].bytes * trips
-        for side, majors in ((maker, majors_made), (reader, majors_read)):
-            self.wishes += [(side[d], axes, weight) for d, axes in majors if d in side]
+        for late, side, majors in ((False, maker, majors_made), (True, reader, majors_read)):
+            self.wishes += [
+                (side[d], axes, weight, Turn(value, use, *content, late, self.sets[side[d]]))
+                for d, axes in majors
+                if d in side
+            ]
         for left, entered, moved in along:
             if left in maker and entered in reader:
-                self.taken_along.append((maker[left], reader[entered], moved, weight))
+                turn = Turn(value, use, *content, False, self.sets[maker[left]])
+                self.taken_along.append((maker[left], reader[entered], moved, weight, turn))
 
     def _summed(self) -> dict[int, list[int]]:
         """Of every value that is a sum in parts over several axes, the dimensions that were summed over.
@@ -305,15 +296,15 @@ class _Resolver:
                 if self.sets[key] == self.sets[piece]:
                     count = math.prod(self.axes[axis][1] for axis in self.sets[key])
                     weight = self.graph.values[value].bytes * trips * count
-                    self.taken_along.append((key, piece, frozenset(self.sets[key]), weight))
+                    self.taken_along.append((key, piece, frozenset(self.sets[key]), weight, None))
 
     def _choose(self) -> dict[Key, tuple[int, ...]]:
         number_of = {key: number for number, key in enumerate(self.keys)}
         wishes: dict[int, list[tuple[frozenset[int], float]]] = {}
-        for key, stays, weight in self.wishes:
+        for key, stays, weight, _ in self.wishes:
             wishes.setdefault(self.joined.find(key), []).append((stays, weight))
         along: dict[int, list[tuple[int, frozenset[int], float]]] = {}
-        for a, b, moved, weight in self.taken_along:
+        for a, b, moved, weight, _ in self.taken_along:
             one, other = self.joined.find(a), self.joined.find(b)
             along.setdefault(one, []).append((other, moved, weight))
             along.setdefault(other, []).append((one, moved, weight))
@@ -337,14 +328,17 @@ class _Resolver:
             return mixed + sum(
                 w / 2 if other in group else w
                 for other, moved, w in along.get(root, ())
-                if other in best and _only(order, moved) != _only(order if other == root else best[other], moved)
+                if other in best
+                and only(order, moved) != only(order if other == root else best[other], moved)
             )
 
         # those that can't choose first, then those that have most to lose; then each again beside all others
-        at_stake = {root: sum(w for *_, w in (*wishes.get(root, ()), *along.get(root, ()))) for root in possible}
+        at_stake = {
+            root: sum(w for *_, w in (*wishes.get(root, ()), *along.get(root, ()))) for root in possible
+        }
         turns = sorted(possible, key=lambda root: (len(possible[root]) > 1, -at_stake[root]))
         together = Disjoint(len(self.keys))
-        for a, b, moved, _ in self.taken_along:
+        for a, b, moved, *_ in self.taken_along:
             one, other = self.joined.find(a), self.joined.find(b)
             if set(self.sets[one]) == set(self.sets[other]) == moved:
                 together.join(one, other)
@@ -364,6 +358,17 @@ class _Resolver:
         chosen = {key: best[root] for key, root in zip(self.keys, roots, strict=True)}
         # two constraints of one class may say two orders: each holds where it was said
         return chosen | {self.keys[number]: order for number, order in held.items()}
+
+    def _turns(self, chosen: Mapping[Key, tuple[int, ...]]) -> tuple[Turn, ...]:
+        """What `chosen` makes turn; of one passage and side once."""
+        orders = [chosen[key] for key in self.keys]
+        found = [turn for n, first, _, turn in self.wishes if set(orders[n][: len(first)]) != first]
+        found += [
+            turn
+            for a, b, moved, _, turn in self.taken_along
+            if turn is not None and only(orders[a], moved) != only(orders[b], moved)
+        ]
+        return tuple(dict.fromkeys(found))
 
     def _turn(
         self, group: Collection[int], possible: Mapping[int, Sequence[tuple[int, ...]]],

@@ -12,6 +12,9 @@ from .base import Search as Search
 from .base import SearchResult as SearchResult
 from .base import Termination as Termination
 from .build import build as build
+from .charges import Charge as Charge
+from .charges import Crossed as Crossed
+from .charges import charged as charged
 from .contest import ContestProblem as ContestProblem
 from .contest import read_contest as read_contest
 from .contest import write_contest as write_contest

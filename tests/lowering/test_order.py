@@ -42,7 +42,9 @@ def orders_of(made: tuple[int, int], read: tuple[int, int]) -> tuple[tuple[str, 
         ((1, 1), (0, 1), ("model", "data")),
     ],
 )
-def test_what_leaves_first_is_minor(made: tuple[int, int], read: tuple[int, int], majors: tuple[str, ...]) -> None:
+def test_what_leaves_first_is_minor(
+    made: tuple[int, int], read: tuple[int, int], majors: tuple[str, ...]
+) -> None:
     assert orders_of(made, read)[0] == majors
     # and what comes last, on the way back
     assert orders_of(read, made)[1] == majors
@@ -50,7 +52,9 @@ def test_what_leaves_first_is_minor(made: tuple[int, int], read: tuple[int, int]
 
 def test_a_dimension_that_is_taken_apart_takes_any_order_where_one_part_is_cut() -> None:
     """Rows in blocks: only axes that cut several of a dimension's parts have their order from these."""
-    graph = trace(lambda x: jnp.sin(x.reshape(8, 8, 64)), (jax.ShapeDtypeStruct((64, 64), "float32"),), {}).graph
+    graph = trace(
+        lambda x: jnp.sin(x.reshape(8, 8, 64)), (jax.ShapeDtypeStruct((64, 64), "float32"),), {}
+    ).graph
     rules = graph_rules(graph)
     blocks = rules[0].results[0][0][0]
     (rows,), (parts,), (after,) = graph.inputs, graph.ops[0].results, graph.ops[1].results
@@ -78,7 +82,9 @@ def test_dimensions_that_take_one_anothers_order_along_turn_together() -> None:
     reads, factors = {}, {}
     layouts = {"dot_general": iter([(whole, columns, columns, 1), (columns, rows, sums, 0)] * 2)}
     for op in graph.ops:
-        *operands, result, side = next(layouts.get(op.primitive, iter([(*([rows] * len(op.operands)), rows, -1)])))
+        *operands, result, side = next(
+            layouts.get(op.primitive, iter([(*([rows] * len(op.operands)), rows, -1)]))
+        )
         values[op.results[0]] = result
         reads.update({(op.index, i): row for i, row in enumerate(operands)})
         factor = rules[op.index].operands[1][side][0] if side >= 0 else rules[op.index].operands[0][0][0]
@@ -87,3 +93,26 @@ def test_dimensions_that_take_one_anothers_order_along_turn_together() -> None:
     first = graph.ops[0]
     assert found.layout("read", first.index, 1, columns, 2).dims[1] == ("model", "data")
     assert found.layout("output", 0, 0, rows, 2).dims[0] == ("model", "data")
+
+
+def test_what_no_order_suits_turns_on_the_way() -> None:
+    """One reader keeps "data", the other "model": whichever leads, what the other reads changes places first."""
+    graph = trace(lambda x: [jnp.sin(x), jnp.cos(x)], (jax.ShapeDtypeStruct((64, 64), "float32"),), {}).graph
+    both, data, model = (np.array(row, np.int8) for row in ((0, 0), (0, NONE), (NONE, 0)))
+    (x,), (sin, cos) = graph.inputs, (op.results[0] for op in graph.ops)
+
+    def turns(
+        first: np.ndarray, second: np.ndarray, copies: dict[tuple[int, int], np.ndarray] | None = None
+    ) -> list[tuple[int, bytes, bytes, bool]]:
+        found = resolve_orders(
+            graph, graph_rules(graph), AXES, {x: both, sin: first, cos: second}, {(0, 0): first, (1, 0): second},
+            {0: first, 1: second}, {0: first, 1: second}, {}, platform="gpu",
+            copies=copies,
+        )  # fmt: skip
+        assert all(turn.value == x and turn.axes == (0, 1) for turn in found.turns)
+        return [(turn.use[1], turn.made, turn.taken, turn.late) for turn in found.turns]
+
+    assert turns(data, data) == turns(model, model) == turns(both, model) == []
+    assert turns(data, model) == [(1, both.tobytes(), model.tobytes(), False)]  # mesh order of equals
+    # a whole copy that the second is cut out of needs no order
+    assert turns(data, model, {(1, 0): np.array((NONE, NONE), np.int8)}) == []

@@ -1,0 +1,92 @@
+"""Searching on where the decided layouts want the axes of one dimension in two orders at once.
+
+The search decides which axes cut a dimension, `lowering.resolve_orders` in which order, afterwards.  Where no order
+suits all who read it, pieces change places on the way (Shardy inserts a collective_permute, jax 0.10.2), at a price
+that the search did not know: it is told, of just the layouts that it chose, and searches on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..lowering import Orders
+from ..search import Charge, Crossed, Evaluator, Space, Termination, charged
+from ..sharding import pieces
+from .found import Found
+
+if TYPE_CHECKING:
+    from .candidates import Pipeline
+
+SHARE = 0.002
+"""Of a step: turns that take less are not worth another search."""
+
+ROUNDS = 8
+"""Searches at most, each of which knows what all before it found out."""
+
+
+def ordered(pipeline: Pipeline, found: Found) -> Found:
+    """`found`, or what a search on from there finds, with orders: whichever takes least, turns included.
+
+    These are in its objective and in its problem.  The bound is that of the first search, which holds in any order.
+    """
+    space, bound_s, limit_s = found.space, found.result.bound_s, pipeline.options.time_limit_s
+    known: dict[Charge, float] = {}
+    best, spent_s = found, 0.0
+    for number in range(ROUNDS + 1):
+        turned, turns = _turned(pipeline, replace(found, space=space), bound_s)
+        best = turned if not number or turned.result.objective_s < best.result.objective_s else best
+        told = all(known.get(charge) == seconds for charge, seconds in turns.items())
+        spent_s += found.result.wall_s
+        left_s = None if limit_s is None else limit_s - spent_s
+        small = sum(turns.values()) <= SHARE * turned.result.objective_s
+        if small or told or number == ROUNDS or (left_s is not None and left_s <= 0):
+            break
+        known |= turns
+        pipeline.say("no order of axes suits all readers: searching on with what that takes")
+        again = pipeline.under(replace(pipeline.options, time_limit_s=left_s))
+        other = again.within(charged(space, known), found.result.assignment)
+        if not isinstance(other, Found):
+            break
+        found = other
+    return best
+
+
+def _turned(pipeline: Pipeline, found: Found, bound_s: float) -> tuple[Found, dict[Charge, float]]:
+    """`found` with orders and what they make turn in its price, and the latter."""
+    space = found.space
+    orders = pipeline.orders(found.decision)
+    turns: dict[Charge, float] = {}
+    if not orders.turns:
+        return replace(found, orders=orders, result=replace(found.result, bound_s=bound_s)), turns
+    for charge, piece, names in turned_pieces(space, found.result.assignment, orders):
+        trips = space.passages[charge.edge].trips
+        seconds = pipeline.model.collective_over("collective_permute", piece, names) * trips
+        turns[charge] = turns.get(charge, 0.0) + seconds
+    objective_s = Evaluator(space.problem)(found.result.assignment).objective_s + sum(turns.values())
+    result = replace(found.result, objective_s=objective_s, bound_s=bound_s)
+    if result.gap > pipeline.options.relative_gap and result.termination is Termination.OPTIMAL:
+        result = replace(result, termination=Termination.FEASIBLE)
+    return replace(found, space=charged(space, turns), orders=orders, result=result), turns
+
+
+def turned_pieces(
+    space: Space, assignment: Sequence[int], orders: Orders
+) -> list[tuple[Charge, float, tuple[str, ...]]]:
+    """What changes places: on which edge, the bytes of a piece as it is sent, and over which axes.
+
+    Of several readers who share it one is enough to make a piece turn, once.
+    """
+    crossed = Crossed(space, assignment)
+    found: dict[tuple[Charge, bool], tuple[float, tuple[str, ...]]] = {}
+    for turn in orders.turns:
+        charge = crossed.between(turn.value, turn.use, turn.made, turn.taken)
+        if charge is not None:
+            tensor = space.passages[charge.edge].tensor
+            row = np.frombuffer(turn.taken if turn.late else turn.made, np.int8)
+            piece = tensor.bytes * tensor.as_sent("collective_permute") / pieces(row[None], orders.axes)[0]
+            found.setdefault((charge, turn.late), (piece, tuple(orders.axes[axis][0] for axis in turn.axes)))
+    return [(charge, *moved) for (charge, _), moved in found.items()]

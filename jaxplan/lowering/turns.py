@@ -1,0 +1,71 @@
+"""What a passage from one layout to another wants of the order in which axes cut a dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Turn(NamedTuple):
+    """Pieces of a value that change places on its way, as a dimension's axes stand in another order than that wants.
+
+    Attributes:
+      use: where it is taken, ("read", operation, operand) or ("output", position, 0).
+      made, taken: rows of place arrays, as bytes: from which layout to which.
+      late: whether it is on the piece as it is taken that they do, not as it is made.
+      axes: those of the dimension.
+    """
+
+    value: int
+    use: tuple[str, int, int]
+    made: bytes
+    taken: bytes
+    late: bool
+    axes: tuple[int, ...]
+
+
+def only(order: tuple[int, ...], axes: frozenset[int]) -> tuple[int, ...]:
+    return tuple(axis for axis in order if axis in axes)
+
+
+def cut_by(row: np.ndarray, dim: int) -> tuple[int, ...]:
+    """The axes that cut a dimension, in mesh order."""
+    return tuple(axis for axis, place in enumerate(row.tolist()) if place == dim)
+
+
+Majors = list[tuple[int, frozenset[int]]]
+
+Wants = tuple[list[int], Majors, Majors, list[tuple[int, int, frozenset[int]]]]
+"""Between two layouts: dimensions cut by the same axes; (dimension, axes that are to be its major ones) of the former
+layout and of the latter; (dimension, another one, axes that go along from the former to the latter, several)."""
+
+
+def wants(made: np.ndarray, row: np.ndarray) -> Wants:
+    before, after = (sorted({place for place in places.tolist() if place >= 0}) for places in (made, row))
+    same = [d for d in before if cut_by(made, d) == cut_by(row, d)]
+    return (
+        same, _majors(made, row, before), _majors(row, made, after),
+        [
+            (a, b, moved)
+            for a in before for b in after
+            if a != b and len(moved := frozenset(cut_by(made, a)) & frozenset(cut_by(row, b))) > 1
+        ],
+    )  # fmt: skip
+
+
+def _majors(row: np.ndarray, other: np.ndarray, dims: Sequence[int]) -> Majors:
+    """Which axes want to be a dimension's major ones on the way to another layout, or from it.
+
+    Those that stay on it; and those that neither stay nor go to another dimension, before those that do: pieces are
+    exchanged while they are smallest, before axes are gathered and after they are scattered, and from the minor end.
+    """
+    found: Majors = []
+    placed = {axis for axis, place in enumerate(other.tolist()) if place >= 0}
+    for d in dims:
+        cut = frozenset(cut_by(row, d))
+        stays = cut & frozenset(cut_by(other, d))
+        majors = dict.fromkeys((stays, stays | (cut - placed)))
+        found += [(d, axes) for axes in majors if axes and axes != cut]
+    return found
