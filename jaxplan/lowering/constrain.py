@@ -70,7 +70,8 @@ def planned_constraints(
         at_edge = op.primitive in ("carry_init", "scan_stack")
         if value in at_once:
             index, position = at_once[value]
-            scattered = orders.on_the_way(value, index, position, reads[index, position], rank)
+            made = orders.layout("value", value, 0, finished(row), rank)
+            (scattered,) = orders.on_the_way(made, index, position, [reads[index, position]])
             pin(graph.values[value].site, scattered, value, op.source, op.primitive, "sum")
         elif at_edge or UNREDUCED in row.tolist() or value in kept:
             made = orders.layout("value", value, 0, finished(row), rank)
@@ -84,8 +85,10 @@ def planned_constraints(
         start = finished(values[value])
         by_way = copies.get((index, position), row)
         steps = reshard_path(start, finished(by_way)) if _on_the_way(start, by_way, row) else []
-        for step in (*steps, *reshard_path(steps[-1] if steps else start, row)):
-            layout = orders.on_the_way(value, index, position, step, len(graph.values[value].shape))
+        for layout in orders.on_the_way(
+            orders.layout("value", value, 0, start, len(graph.values[value].shape)), index, position,
+            [*steps, *reshard_path(steps[-1] if steps else start, row)],
+        ):  # fmt: skip
             pin(op.sites[position], layout, value, op.source, op.primitive, "reshard")
     written = [*_local_specs(graph, values, reads, orders), *_held_layouts(graph, values, reads, orders, held)]
     return (*pins.values(), *written)

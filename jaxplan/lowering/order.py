@@ -25,7 +25,7 @@ import numpy as np
 from ..disjoint import Disjoint
 from ..ir import Graph
 from ..sharding import UNREDUCED, Layout, MeshAxes, Rule
-from .turns import Turn, Wants, cut_by, only, wants
+from .turns import Turn, Wants, appended, cut_by, only, turned, wants
 
 Key = tuple[str, int, int, int]
 """("value", index, 0, dim), ("read", operation, operand, dim) or ("output", position, 0, dim)."""
@@ -55,11 +55,29 @@ class Orders:
         pending = tuple(self.axes[a][0] for a in range(len(self.axes)) if row[a] == UNREDUCED)
         return Layout(dims=tuple(dims), unreduced=pending)
 
-    def on_the_way(self, value: int, op: int, position: int, row: np.ndarray, rank: int) -> Layout:
-        """The Layout of a step between a value and one reader: as the reader's where it has the reader's axes."""
-        made, read = self.layout("value", value, 0, row, rank), self.layout("read", op, position, row, rank)
-        known = [bool(self.chosen.get(("read", op, position, d))) for d in range(rank)]
-        return Layout(dims=tuple(r if k else m for r, m, k in zip(read.dims, made.dims, known, strict=True)))
+    def on_the_way(self, made: Layout, op: int, position: int, rows: Sequence[np.ndarray]) -> list[Layout]:
+        """The Layouts of the steps `rows` between a value as it is `made` and one reader, and where pieces turn.
+
+        A dimension has the reader's order where it has the reader's axes.  Else what enters is the most minor, and what
+        crosses from another dimension keeps its order, as collectives make it.
+        """
+        cut = [[{self.axes[a][0] for a in cut_by(row, d)} for d in range(len(made.dims))] for row in rows]
+        layouts, was = [], made.dims
+        for number, row in enumerate(rows):
+            if (order := turned(was, cut[number:])) is not None:
+                layouts.append(Layout(dims=order))
+                was = order
+            read = self.layout("read", op, position, row, len(was)).dims
+            was = tuple(
+                names if self._known(op, position, d, names) else appended(names, was[d], was)
+                for d, names in enumerate(read)
+            )
+            layouts.append(Layout(dims=was))
+        return layouts
+
+    def _known(self, op: int, position: int, dim: int, names: Sequence[str]) -> bool:
+        order = self.chosen.get(("read", op, position, dim), ())
+        return {self.axes[axis][0] for axis in order} == set(names)
 
 
 def resolve_orders(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -69,3 +69,32 @@ def _majors(row: np.ndarray, other: np.ndarray, dims: Sequence[int]) -> Majors:
         majors = dict.fromkeys((stays, stays | (cut - placed)))
         found += [(d, axes) for axes in majors if axes and axes != cut]
     return found
+
+
+def appended(names: Sequence[str], before: Sequence[str], dims: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """The axes `names` of a dimension that had those `before`, when all had `dims`: what enters comes last."""
+    left = [name for name in before if name in names]
+    crossed = [name for dim in dims for name in dim if name in names and name not in left]
+    return (*left, *crossed, *(name for name in names if name not in (*left, *crossed)))
+
+
+def turned(
+    dims: Sequence[Sequence[str]], then: Sequence[Sequence[Collection[str]]]
+) -> tuple[tuple[str, ...], ...] | None:
+    """`dims` in the order in which axes can leave, where some leave next that are not the most minor; else None.
+
+    Args:
+      dims: the axes of every dimension, the major one first; then: of every dimension those that are there after the
+        next step, after the one after that, and so on.
+    """
+
+    def stays(name: str, d: int) -> int:
+        return next((number for number, step in enumerate(then) if name not in step[d]), len(then))
+
+    found, needed = [], False
+    for d, names in enumerate(dims):
+        left = [stays(name, d) for name in names]
+        stay = [number == 0 for number in left]
+        needed |= stay != sorted(stay)
+        found.append(tuple(sorted(names, key=lambda name, d=d: -stays(name, d))))  # type: ignore[misc]
+    return tuple(found) if needed else None

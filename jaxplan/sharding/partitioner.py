@@ -295,8 +295,11 @@ def _group_axes(groups: Any, mesh_axes: MeshAxes) -> tuple[str, ...]:
 
 def _permute(visit: Visit, sizes: dict[str, int]) -> Iterable[Collective]:
     before, after = visit.operand_layouts[0], visit.layouts[0]
-    changed = [(*a, *b) for a, b in zip(before, after, strict=True) if a != b]
-    moved = {axis.partition(":")[0] for axes in changed for axis in axes}
+    moved = set()
+    for a, b in zip(before, after, strict=True):
+        # the major axes that stay first say which pieces change places among themselves
+        stay = next((n for n, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), min(len(a), len(b)))
+        moved |= {axis.partition(":")[0] for axis in (*a[stay:], *b[stay:])}
     size = local_bytes(visit.op.results[0], after, sizes)
     yield _collective(visit, "collective_permute", tuple(sorted(moved)), size, sizes)
 

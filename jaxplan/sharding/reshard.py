@@ -9,7 +9,8 @@ the whole into another memory order, dearer than the gather itself (TPU compiles
 onto one dimension only: onto several XLA for TPU compiles an all_reduce and slices (products of bf16
 and f32, jax 0.10.2; not tried on GPU).
 The axes of one dimension are taken to stand in an order in which none has to change places: `lowering.order` sees to
-that.
+that, save where one axis enters a dimension before another leaves it.  What enters is the most minor, as what leaves
+has to be: pieces change places in between (collective_permute; a step that Shardy inserts by itself, jax 0.10.2).
 """
 
 from __future__ import annotations
@@ -105,13 +106,15 @@ def _codes(source: np.ndarray, target: np.ndarray, axes: MeshAxes) -> np.ndarray
     a, b = np.meshgrid(np.arange(UNREDUCED, dims), np.arange(UNREDUCED, dims), indexing="ij")
     stays = np.where(a >= 0, 1, 0)
     does = stays
+    # codes 0 and 1 do nothing, uncut and cut; then one for each dimension, or for each pair of them
+    codes_of = {
+        "all_reduce": (2, 0 * a), "all_slice": (3, b), "all_gather": (3 + dims, a),
+        "reduce_scatter": (3 + 2 * dims, b), "all_to_all": (3 + 3 * dims, a * dims + b),
+    }  # fmt: skip
     for kind, where in _kinds(a, b).items():
-        does = np.where(where, _FIRST_CODE[kind] + (a if kind == "all_gather" else 0), does)
-        if kind == "reduce_scatter":
-            does = np.where(where, _FIRST_CODE["all_gather"] + dims + b, does)
-        if kind == "all_to_all":
-            does = np.where(where, _FIRST_CODE["all_gather"] + 2 * dims + a * dims + b, does)
-    radix = _FIRST_CODE["all_gather"] + 2 * dims + dims**2
+        first, place = codes_of[kind]
+        does = np.where(where, first + place, does)
+    radix = 3 + 3 * dims + dims**2
     codes = np.zeros((len(source), len(target)), np.int64)
     for axis, (_, size) in enumerate(axes):
         table = does if size > 1 else stays
@@ -119,16 +122,20 @@ def _codes(source: np.ndarray, target: np.ndarray, axes: MeshAxes) -> np.ndarray
     return codes
 
 
-_FIRST_CODE = {"all_reduce": 2, "all_slice": 3, "all_gather": 4, "reduce_scatter": 4, "all_to_all": 4}
-"""Codes of what an axis does; 0 and 1 do nothing, uncut and cut; from `all_gather` on one for each dimension, and for
-an all_to_all one for each pair of them."""
-
-
 def _moves(a: np.ndarray, b: np.ndarray, axes: MeshAxes) -> Iterator[_Move]:
     """The collectives of the pairs `(a[n], b[n])`, rows of place arrays, in the partitioner's order."""
     sizes = np.array([size for _, size in axes], np.int64)
     divisor = np.where(a >= 0, sizes, 1).prod(axis=1)
+    stay = np.where(sizes > 1, a, NONE)  # of those that have not left yet
+    entered = np.zeros(a.shape, bool)  # before another left the dimension
     for kind, moving in _stages(a, b, axes):
+        if kind in ("all_to_all", "all_gather"):
+            for turning in _turning(stay, b, entered, moving):
+                for subset, mask in _subsets(turning):
+                    classes = np.flatnonzero(mask)
+                    yield _Move(kind="collective_permute", axes=subset, classes=classes, divisors=divisor[classes])
+                entered &= ~turning
+            stay = np.where(moving, NONE, stay)
         for subset, mask in _subsets(moving):
             factor = math.prod(axes[i][1] for i in subset)
             if kind == "all_gather":
@@ -137,6 +144,19 @@ def _moves(a: np.ndarray, b: np.ndarray, axes: MeshAxes) -> Iterator[_Move]:
             yield _Move(kind=kind, axes=subset, classes=classes, divisors=divisor[classes])
             if kind in ("reduce_scatter", "all_slice"):
                 divisor = np.where(mask, divisor * factor, divisor)
+        if kind in ("reduce_scatter", "all_slice", "all_to_all"):
+            entered |= moving
+
+
+def _turning(a: np.ndarray, b: np.ndarray, entered: np.ndarray, leaving: np.ndarray) -> Iterator[np.ndarray]:
+    """For each dimension that axes leave after others `entered` it, which change places, `bool[n, n_axes]`: the latter
+    and all that ever leave."""
+    for dim in range(int(a.max(initial=NONE)) + 1):
+        turned = (leaving & (a == dim)).any(axis=1, keepdims=True)
+        inside = entered & (b == dim)
+        turned &= inside.any(axis=1, keepdims=True)
+        if turned.any():
+            yield turned & (inside | ((a == dim) & (b != dim)))
 
 
 def _stages(a: np.ndarray, b: np.ndarray, axes: MeshAxes) -> Iterator[tuple[str, np.ndarray]]:

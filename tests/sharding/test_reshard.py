@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jaxplan.sharding import UNREDUCED, MeshAxes, Moves, all_places, reshard_path, reshard_steps
 
-RATES = {"all_gather": 1.0, "all_reduce": 2.0, "reduce_scatter": 1.5, "all_to_all": 0.7}
+RATES = {"collective_permute": 13.0, "all_gather": 1.0, "all_reduce": 2.0, "reduce_scatter": 1.5, "all_to_all": 0.7}
 
 
 def a_price(kind: str, size_bytes: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
@@ -21,6 +21,13 @@ def expected(source: np.ndarray, target: np.ndarray, size_bytes: float, axes: Me
     """What one reshard costs, one move after another, as the module's docstring says."""
     here = list(source)
     total = 0.0
+    order: dict[int, list[int]] = {}
+    for i, place in enumerate(source.tolist()):
+        if place >= 0 and axes[i][1] > 1:
+            order.setdefault(place, []).append(i)
+    # what stays leads, and what leaves last: `lowering.order`
+    for dim, cut in order.items():
+        cut.sort(key=lambda i: (target[i] != dim, target[i] != -1, -int(target[i])))
 
     def local() -> float:
         return size_bytes / np.prod([s for p, (_, s) in zip(here, axes, strict=True) if p >= 0], initial=1.0)
@@ -29,8 +36,19 @@ def expected(source: np.ndarray, target: np.ndarray, size_bytes: float, axes: Me
         nonlocal total
         moving = [i for i in moving if axes[i][1] > 1]
         before = local()
+        for dim in {here[i] for i in moving if here[i] >= 0}:
+            leaves = [i for i in moving if here[i] == dim]
+            if set(order[dim][-len(leaves) :]) != set(leaves):
+                stay = [i for i in order[dim] if target[i] == dim]
+                went = [i for i in order[dim] if target[i] != dim]
+                turned = [i for i in stay if source[i] != dim] + went
+                total += float(a_price("collective_permute", np.asarray(before), tuple(sorted(turned))))
+                order[dim] = stay + went
+            order[dim] = [i for i in order[dim] if i not in leaves]
         for i, place in zip(moving, to, strict=False):
             here[i] = place
+            if place >= 0:
+                order.setdefault(place, []).append(i)
         if moving and kind != "all_slice":
             total += float(a_price(kind, np.asarray(max(before, local())), tuple(moving)))
 
