@@ -1,6 +1,8 @@
 """From decided layouts to an XLA program, and the proof that it is the program that was planned."""
 
 from .ahead import waited_values as waited_values
+from .axis_orders import Key as Key
+from .axis_orders import Orders as Orders
 from .check import Checked as Checked
 from .check import check as check
 from .compiled_schedule import scheduled_seconds as scheduled_seconds
@@ -15,8 +17,6 @@ from .hlo_work import compiled_work as compiled_work
 from .jit import lower_flat as lower_flat
 from .jit import planned_function as planned_function
 from .jit import sharding_of as sharding_of
-from .order import Key as Key
-from .order import Orders as Orders
 from .order import resolve_orders as resolve_orders
 from .price import Priced as Priced
 from .price import price as price

@@ -22,12 +22,12 @@ from .._jax import names_alone
 from ..ir import Graph, Site, Traced
 from ..plans import Constraint
 from ..sharding import Asked, Beside, Collective, Layout, MeshAxes, Partitioned, Rule, layout_of_places
+from .axis_orders import Orders
 from .constrain import finished, pin_values, turned_sums
 from .decided import Move, communicating, elsewhere_than_decided, move_of, undecided
 from .in_loops import entered, written_out
 from .jit import SCOPE, lower_flat
 from .listing import listing_of
-from .order import Orders
 from .pending import held_values
 from .repeats import Short, shortened
 

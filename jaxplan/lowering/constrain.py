@@ -9,8 +9,8 @@ import numpy as np
 from ..ir import SUMS, Graph, Op, Site
 from ..plans import Constraint
 from ..sharding import NONE, UNREDUCED, Layout, cut_locally, reshard_path, runs_locally, sums_locally
+from .axis_orders import Orders
 from .kernels import LOCAL
-from .order import Orders
 from .pending import HELD, held_values
 
 

@@ -23,8 +23,8 @@ import numpy as np
 from ..ir import Graph
 from ..plans import Constraint
 from ..sharding import Layout, Rule
+from .axis_orders import Orders
 from .listing import Listing, Places
-from .order import Orders
 
 _ENDS = 2
 """Blocks kept at either end: the outermost, which touches other work, and one inside that stands for the rest."""

@@ -9,8 +9,7 @@ import pytest
 from jax.sharding import AbstractMesh
 
 from jaxplan.ir import trace
-from jaxplan.lowering import check, planned_constraints
-from jaxplan.lowering.order import Orders
+from jaxplan.lowering import Orders, check, planned_constraints
 from jaxplan.sharding import Layout, graph_rules
 
 AXES = (("data", 8),)

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxplan.ir import trace
-from jaxplan.lowering import lower_flat, planned_constraints
+from jaxplan.lowering import Orders, lower_flat, planned_constraints
 from jaxplan.lowering.hlo import compiled_collectives
-from jaxplan.lowering.order import Orders
 from jaxplan.sharding import Layout
 
 AXES = (("data", 8),)
