@@ -77,7 +77,7 @@ STAGES: dict[str, tuple[str, str, Callable[[Any], str]]] = {
     "solve folded": ("jaxplan.api.candidates", "solve_folded", lambda r: f"gap {r.gap:.0e}"),
     "templates": ("jaxplan.search.folds", "Folds.alike", lambda r: ""),
     "memory": ("jaxplan.api.candidates", "step_memory", lambda r: f"{r.peak_bytes / 2**30:.2f} GiB a device"),
-    "orders": ("jaxplan.api.candidates", "resolve_orders", lambda r: ""),
+    "orders": ("jaxplan.api.turning", "resolve_orders", lambda r: ""),
     "shorten": ("jaxplan.lowering.check", "shortened", lambda r: f"{len(r.kept)} equations left" if r else "no"),
     "lower": ("jaxplan.lowering.check", "lower_flat", lambda r: ""),
     "import": ("jaxplan.lowering.check", "Asked", lambda r: ""),

@@ -16,12 +16,10 @@ from ..errors import RuleError
 from ..ir import Traced
 from ..lowering import (
     Key,
-    Orders,
     as_sent,
     check,
     collective_prices,
     planned_constraints,
-    resolve_orders,
     waited_values,
     written_seconds,
 )
@@ -49,7 +47,7 @@ from .least import NEAR, NEAR_LEAST_S, near_least_peak
 from .meshes import Target
 from .options import TEMPLATES, Options
 from .templates import template_pins
-from .turning import ordered
+from .turning import ordered, orders_of
 
 FOLD_NODES = 10_000
 """Nodes from which on a problem that repeats is folded: a smaller one is proved optimal as it is in a second or two."""
@@ -370,17 +368,10 @@ class Pipeline:
             decision.values, decision.reads, self.waited, decision.outputs,
         )  # fmt: skip
 
-    def orders(self, decision: Decision) -> Orders:
-        """In which orders axes cut dimensions together."""
-        return resolve_orders(
-            self.traced.graph, self.rules, self.target.axes, decision.values, decision.reads, decision.outputs,
-            decision.factors, self.said_orders, copies=decision.copies, platform=self.target.profile.kind,
-        )  # fmt: skip
-
     def checked(self, name: str, found: Found, beside: Beside | None = None) -> Candidate:
         """`found` lowered and taken through the partitioner, `beside` where that is ready."""
         graph, axes, decision = self.traced.graph, self.target.axes, found.decision
-        orders = found.orders or self.orders(decision)
+        orders = found.orders or orders_of(self, decision)
         inputs = tuple(
             orders.layout("value", v, 0, decision.values[v], len(graph.values[v].shape)) for v in graph.inputs
         )

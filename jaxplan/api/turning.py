@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..lowering import Orders
-from ..search import Charge, Crossed, Evaluator, Space, Termination, charged
+from ..lowering import Orders, resolve_orders
+from ..search import Charge, Crossed, Decision, Evaluator, Space, Termination, charged
 from ..sharding import pieces
 from .found import Found
 
@@ -26,6 +26,14 @@ SHARE = 0.002
 
 ROUNDS = 8
 """Searches at most, each of which knows what all before it found out."""
+
+
+def orders_of(pipeline: Pipeline, decision: Decision) -> Orders:
+    """In which orders axes cut dimensions together."""
+    return resolve_orders(
+        pipeline.traced.graph, pipeline.rules, pipeline.target.axes, decision.values, decision.reads, decision.outputs,
+        decision.factors, pipeline.said_orders, copies=decision.copies, platform=pipeline.target.profile.kind,
+    )  # fmt: skip
 
 
 def ordered(pipeline: Pipeline, found: Found) -> Found:
@@ -58,7 +66,7 @@ def ordered(pipeline: Pipeline, found: Found) -> Found:
 def _turned(pipeline: Pipeline, found: Found, bound_s: float) -> tuple[Found, dict[Charge, float]]:
     """`found` with orders and what they make turn in its price, and the latter."""
     space = found.space
-    orders = pipeline.orders(found.decision)
+    orders = orders_of(pipeline, found.decision)
     turns: dict[Charge, float] = {}
     if not orders.turns:
         return replace(found, orders=orders, result=replace(found.result, bound_s=bound_s)), turns
