@@ -41,7 +41,7 @@ from ..search import (
 )
 from ..sharding import Beside, Layout, MeshAxes, graph_rules
 from .batch_dims import batch_dims
-from .found import Candidate, Found, Nothing
+from .found import Candidate, Found, Nothing, assignment_in
 from .kinds import input_kinds
 from .least import NEAR, NEAR_LEAST_S, near_least_peak
 from .meshes import Target
@@ -64,17 +64,6 @@ of processor time, and in ten times that proved no further than 1 %."""
 
 MEMORY_ROUNDS = 6
 """Searches with a tightened limit before giving up on a budget that only the decided layouts overrun."""
-
-
-def _assignment_in(space: Space, found: Found) -> tuple[int, ...]:
-    """An assignment of a space with more pins, in this one: the same layouts, counted among more."""
-    chosen = list(found.result.assignment)
-    for value, port in found.space.values.items():
-        wider = space.values[value].places
-        if len(wider) != len(port.places):
-            row = port.places[chosen[port.node]]
-            chosen[port.node] = int(np.flatnonzero((wider == row).all(axis=1))[0])
-    return tuple(chosen)
 
 
 def _vouched_for(space: Space, result: SearchResult) -> SearchResult:
@@ -165,7 +154,7 @@ class Pipeline:
         """The templates that fit, as assignments of `space(input_pins)`: what a search may begin from."""
         space = self.space(input_pins)
         priced = self.templates(space, input_pins)
-        return {name: _assignment_in(space, one) for name, one in priced if isinstance(one, Found)}
+        return {name: assignment_in(space, one) for name, one in priced if isinstance(one, Found)}
 
     def templates(
         self, space: Space, input_pins: Mapping[int, Allowed]
@@ -193,7 +182,7 @@ class Pipeline:
         `stubborn` search asks the simulation near the least peak.
         """
         space = space or self.space(pins)
-        hint = _assignment_in(space, start) if isinstance(start, Found) else begin
+        hint = assignment_in(space, start) if isinstance(start, Found) else begin
         found = self.within(space, hint)
         if isinstance(found, Found):
             return ordered(self, found)

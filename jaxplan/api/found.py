@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..cost import MemoryProfile
 from ..lowering import Checked, Orders, Sending
 from ..search import Decision, SearchResult, Space
@@ -59,3 +61,14 @@ class Nothing:
     space: Space
     result: SearchResult
     least: MemoryProfile | None = None
+
+
+def assignment_in(space: Space, found: Found) -> tuple[int, ...]:
+    """An assignment of a space with more pins, in this one: the same layouts, counted among more."""
+    chosen = list(found.result.assignment)
+    for value, port in found.space.values.items():
+        wider = space.values[value].places
+        if len(wider) != len(port.places):
+            row = port.places[chosen[port.node]]
+            chosen[port.node] = int(np.flatnonzero((wider == row).all(axis=1))[0])
+    return tuple(chosen)

@@ -204,13 +204,16 @@ def _collectives(visits: Sequence[Visit], sizes: dict[str, int]) -> Iterable[Col
 
 
 def _consumer_scope(visit: Visit, users: Mapping[int, Sequence[Visit]]) -> str:
-    """The scope of the operation for which a value is resharded: a reshard's own name is its producer's."""
-    user = visit
-    while user.results and user.op.name in _SDY:
-        readers = users.get(user.results[0])
+    """The scope of the operation for which a value is resharded: a reshard's own name is its producer's, and what a
+    barrier lets pass is for who reads it behind that."""
+    user, at = visit, 0
+    while user.results and (user.op.name in _SDY or user.op.name == "stablehlo.optimization_barrier"):
+        passed = user.results[at]
+        readers = users.get(passed)
         if not readers:
             return visit.scope
         user = readers[0]
+        at = user.operands.index(passed) if user.op.name == "stablehlo.optimization_barrier" else 0
     return user.scope if user.results else visit.scope
 
 

@@ -90,7 +90,8 @@ _IN_TWO_STEPS = pytest.mark.xfail(strict=True, reason="a gather over two axes is
     ("model", "mesh", "template"),
     [
         ("mlp", "4x2", None), ("mlp", "2x2x2", None), ("mlp", "4x2", "fsdp"), ("llama", "4x2", None),
-        ("vit", "4x2", None), ("gnn", "2x4", None), ("dlrm", "8", None), ("mamba", "4x2", None), ("alexnet", "4x2", None),
+        ("vit", "4x2", None), ("gnn", "2x4", None), ("dlrm", "8", None),
+        ("mamba", "4x2", None), ("alexnet", "4x2", None),
         *(pytest.param(*case, marks=pytest.mark.slow) for case in _SLOW),
         pytest.param("dlrm", "4x2", None, marks=[pytest.mark.slow, _IN_TWO_STEPS]),
     ],
