@@ -48,11 +48,12 @@ class Orders:
                 layouts.append(Layout(dims=order))
                 was = order
             read = self.layout("read", op, position, row, len(was)).dims
+            come = tuple(appended(names, was[d], was) for d, names in enumerate(read))
             was = tuple(
-                names if self._known(op, position, d, names) else appended(names, was[d], was)
-                for d, names in enumerate(read)
+                names if self._known(op, position, d, names) else come[d] for d, names in enumerate(read)
             )
-            layouts.append(Layout(dims=was))
+            # asked for both at once, the partitioner moves parts of axes
+            layouts += [Layout(dims=dims) for dims in dict.fromkeys((come, was))]
         return layouts
 
     def _known(self, op: int, position: int, dim: int, names: Sequence[str]) -> bool:

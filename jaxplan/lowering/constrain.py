@@ -71,7 +71,7 @@ def planned_constraints(
         if value in at_once:
             index, position = at_once[value]
             made = orders.layout("value", value, 0, finished(row), rank)
-            (scattered,) = orders.on_the_way(made, index, position, [reads[index, position]])
+            *_, scattered = orders.on_the_way(made, index, position, [reads[index, position]])
             pin(graph.values[value].site, scattered, value, op.source, op.primitive, "sum")
         elif at_edge or UNREDUCED in row.tolist() or value in kept:
             made = orders.layout("value", value, 0, finished(row), rank)
