@@ -39,7 +39,8 @@ Majors = list[tuple[int, frozenset[int]]]
 
 Wants = tuple[list[int], Majors, Majors, list[tuple[int, int, frozenset[int]]]]
 """Between two layouts: dimensions cut by the same axes; (dimension, axes that are to be its major ones) of the former
-layout and of the latter; (dimension, another one, axes that go along from the former to the latter, several)."""
+layout and of the latter; (dimension, another one or the same, several axes that keep their order from the former to the
+latter)."""
 
 
 def wants(made: np.ndarray, row: np.ndarray) -> Wants:
@@ -50,7 +51,8 @@ def wants(made: np.ndarray, row: np.ndarray) -> Wants:
         [
             (a, b, moved)
             for a in before for b in after
-            if a != b and len(moved := frozenset(cut_by(made, a)) & frozenset(cut_by(row, b))) > 1
+            # of one dimension those that stay beside others that join or leave
+            if (a != b or a not in same) and len(moved := frozenset(cut_by(made, a)) & frozenset(cut_by(row, b))) > 1
         ],
     )  # fmt: skip
 

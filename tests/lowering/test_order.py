@@ -116,3 +116,18 @@ def test_what_no_order_suits_turns_on_the_way() -> None:
     assert turns(data, model) == [(1, both.tobytes(), model.tobytes(), False)]  # mesh order of equals
     # a whole copy that the second is cut out of needs no order
     assert turns(data, model, {(1, 0): np.array((NONE, NONE), np.int8)}) == []
+
+
+def test_axes_that_stay_together_keep_their_order_beside_one_that_joins() -> None:
+    """Three readers, the last of which wants "b" to lead what the second takes in the first's order."""
+    axes = (("a", 2), ("b", 2), ("c", 2))
+    graph = trace(lambda x: jnp.sin(jnp.cos(jnp.tan(x))), (jax.ShapeDtypeStruct((64, 64), "float32"),), {}).graph
+    two, three, one = (np.array(row, np.int8) for row in ((0, 0, NONE), (0, 0, 0), (NONE, 0, NONE)))
+    (x,), (tan, cos, sin) = graph.inputs, (op.results[0] for op in graph.ops)
+    found = resolve_orders(
+        graph, graph_rules(graph), axes, {x: two, tan: two, cos: three, sin: one},
+        {(0, 0): two, (1, 0): three, (2, 0): one}, {0: one}, {0: two, 1: three, 2: one}, {}, platform="gpu",
+    )  # fmt: skip
+    assert not found.turns
+    assert found.layout("value", cos, 0, three, 2).dims[0][0] == "b"
+    assert found.layout("value", tan, 0, two, 2).dims[0] == ("b", "a")
