@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from .._jax import as_closed
+from .._jax import Literal, as_closed
 from .flatten import SEEN_THROUGH
 
 _WALKED = frozenset({*SEEN_THROUGH, "scan", "while", "cond"})
@@ -15,6 +16,10 @@ _WALKED = frozenset({*SEEN_THROUGH, "scan", "while", "cond"})
 
 Change = Callable[[list[Any], Sequence[Any]], list[Any]]
 """(equations of a jaxpr, its results) -> its equations: those that stay are the same objects."""
+
+
+Makers = Mapping[Any, tuple[Any, int]]
+"""Of what an equation makes: the equation, and which of its results it is."""
 
 
 def rewritten(jaxpr: Any, changes: Sequence[Change]) -> Any:
@@ -56,3 +61,28 @@ class _Rewriter:
             made = tuple(self._parameter(x) for x in value)
             return made if any(a is not b for a, b in zip(made, value, strict=True)) else value
         return value
+
+
+def put_together(
+    equations: Sequence[Any], results: Sequence[Any], parts: Collection[str], one: Callable[[Any, Makers], Any]
+) -> list[Any] | None:
+    """Equations with those that `one` makes of several in their place, less what nothing reads any more of the latter.
+
+    Args:
+      results: of the jaxpr; parts: primitives that such an equation takes the place of.
+      one: (an equation, who makes what of `parts`) -> the equation, or another in its place.
+
+    Returns: None where nothing is put together.
+    """
+    makers = {v: (eqn, i) for eqn in equations if eqn.primitive.name in parts for i, v in enumerate(eqn.outvars)}
+    found = [one(eqn, makers) for eqn in equations]
+    if all(new is old for new, old in zip(found, equations, strict=True)):
+        return None
+    left: list[Any] = []
+    reads = Counter(v for v in results if not isinstance(v, Literal))
+    for eqn in reversed(found):
+        if eqn.primitive.name in parts and not any(reads[v] for v in eqn.outvars):
+            continue
+        reads.update(v for v in eqn.invars if not isinstance(v, Literal))
+        left.append(eqn)
+    return left[::-1]

@@ -7,8 +7,7 @@ So both are one primitive here, `roll`, that is lowered to the concatenation whe
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,6 +15,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from .._jax import Literal
+from .rewriting import Makers, put_together
 
 roll_p = Primitive("roll")
 """`roll_p.bind(x, shift=, axis=)`: element `i` along `axis` goes to `i + shift`, those at the end to the start;
@@ -37,27 +37,14 @@ mlir.register_lowering(roll_p, mlir.lower_fun(_roll, multiple_results=False))
 
 _PARTS = frozenset({"slice", "split", "pad"})
 
-_Makers = Mapping[Any, tuple[Any, int]]
-"""Of what parts of rolls make: its equation, and which of its results it is."""
-
 
 def rolled(equations: list[Any], results: Sequence[Any]) -> list[Any]:
     """Equations with `roll_p` in the place of concatenated slices, and of padded slices that are added, that roll."""
-    makers = {v: (eqn, i) for eqn in equations if eqn.primitive.name in _PARTS for i, v in enumerate(eqn.outvars)}
-    found = [_rolling(eqn, makers) for eqn in equations]
-    if all(new is old for new, old in zip(found, equations, strict=True)):
-        return equations
-    left: list[Any] = []
-    reads = Counter(v for v in results if not isinstance(v, Literal))
-    for eqn in reversed(found):  # the parts that nothing reads any more
-        if eqn.primitive.name in _PARTS and not any(reads[v] for v in eqn.outvars):
-            continue
-        reads.update(v for v in eqn.invars if not isinstance(v, Literal))
-        left.append(eqn)
-    return left[::-1]
+    found = put_together(equations, results, _PARTS, _rolling)
+    return equations if found is None else found
 
 
-def _rolling(eqn: Any, makers: _Makers) -> Any:
+def _rolling(eqn: Any, makers: Makers) -> Any:
     """An equation, or `roll_p` in its place."""
     name, parts = eqn.primitive.name, list(eqn.invars)
     if name not in ("concatenate", "add_any") or len(parts) != 2 or any(isinstance(v, Literal) for v in parts):
@@ -85,7 +72,7 @@ def _rolling(eqn: Any, makers: _Makers) -> Any:
     return eqn.replace(primitive=roll_p, invars=[value], params={"shift": (extent - begin) % extent, "axis": axis})
 
 
-def _taken(part: Any, axis: int, makers: _Makers) -> tuple[Any, int, int] | None:
+def _taken(part: Any, axis: int, makers: Makers) -> tuple[Any, int, int] | None:
     """(value, begin, end) of what is a slice along `axis` alone."""
     eqn, position = makers.get(part, (None, 0))
     if eqn is None or eqn.primitive.name == "pad" or isinstance(eqn.invars[0], Literal):
@@ -101,7 +88,7 @@ def _taken(part: Any, axis: int, makers: _Makers) -> tuple[Any, int, int] | None
     return value, *bounds[axis]
 
 
-def _padded(whole: Any, makers: _Makers) -> tuple[Any, int, int] | None:
+def _padded(whole: Any, makers: Makers) -> tuple[Any, int, int] | None:
     """(part, axis, place) of what is a part with zeros around it, along one dimension."""
     eqn, _ = makers.get(whole, (None, 0))
     if eqn is None or eqn.primitive.name != "pad" or not isinstance(eqn.invars[1], Literal):

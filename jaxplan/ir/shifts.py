@@ -9,8 +9,7 @@ slice and a pad where its dimension is whole.
 from __future__ import annotations
 
 import copy
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +19,7 @@ from jax.interpreters import mlir
 
 from .._jax import Literal
 from .flatten import call_of
+from .rewriting import Makers, put_together
 
 shift_p = Primitive("shift")
 """`shift_p.bind(x, by=, axis=, fill=)`: element `i` along `axis` goes to `i + by`, those that leave are lost, and
@@ -37,9 +37,6 @@ mlir.register_lowering(shift_p, mlir.lower_fun(_shift, multiple_results=False))
 
 _PARTS = frozenset({"slice", "split", "pad", "broadcast_in_dim", "convert_element_type"})
 """What shifts are made of, with the numbers that they put in; `jnp.pad` is a call of such."""
-
-_Makers = Mapping[Any, tuple[Any, int]]
-"""Of what parts of shifts make: its equation, and which of its results it is."""
 
 
 class _Ends(NamedTuple):
@@ -68,18 +65,8 @@ class _Ends(NamedTuple):
 def shifted(equations: list[Any], results: Sequence[Any]) -> list[Any]:
     """Equations with `shift_p` in the place of slices and pads, or slices and constants in a row, that shift."""
     opened = _without_calls(equations, results)
-    makers = {v: (eqn, i) for eqn in opened if eqn.primitive.name in _PARTS for i, v in enumerate(eqn.outvars)}
-    found = [_shifting(eqn, makers) for eqn in opened]
-    if all(new is old for new, old in zip(found, opened, strict=True)):
-        return equations
-    left: list[Any] = []
-    reads = Counter(v for v in results if not isinstance(v, Literal))
-    for eqn in reversed(found):  # the parts that nothing reads any more
-        if eqn.primitive.name in _PARTS and not any(reads[v] for v in eqn.outvars):
-            continue
-        reads.update(v for v in eqn.invars if not isinstance(v, Literal))
-        left.append(eqn)
-    return left[::-1]
+    found = put_together(opened, results, _PARTS, _shifting)
+    return equations if found is None else found
 
 
 def _without_calls(equations: list[Any], results: Sequence[Any]) -> list[Any]:
@@ -120,7 +107,7 @@ def _without_calls(equations: list[Any], results: Sequence[Any]) -> list[Any]:
     return opened
 
 
-def _shifting(eqn: Any, makers: _Makers) -> Any:
+def _shifting(eqn: Any, makers: Makers) -> Any:
     """An equation, or `shift_p` in its place."""
     name = eqn.primitive.name
     ends = None
@@ -138,7 +125,7 @@ def _shifting(eqn: Any, makers: _Makers) -> Any:
     return eqn.replace(primitive=shift_p, invars=[ends.value], params=params)
 
 
-def _one_after_another(eqn: Any, position: int, makers: _Makers) -> _Ends | None:
+def _one_after_another(eqn: Any, position: int, makers: Makers) -> _Ends | None:
     """What slices and pads make of a value together, as far back as they are one."""
     ends = _ends(eqn, position, makers)
     while ends is not None and not isinstance(ends.value, Literal):
@@ -151,7 +138,7 @@ def _one_after_another(eqn: Any, position: int, makers: _Makers) -> _Ends | None
     return ends
 
 
-def _in_a_row(eqn: Any, makers: _Makers) -> _Ends | None:
+def _in_a_row(eqn: Any, makers: Makers) -> _Ends | None:
     """A slice behind or before a constant."""
     if len(eqn.invars) != 2 or any(isinstance(v, Literal) for v in eqn.invars):
         return None
@@ -166,7 +153,7 @@ def _in_a_row(eqn: Any, makers: _Makers) -> _Ends | None:
     return None
 
 
-def _ends(eqn: Any, position: int, makers: _Makers) -> _Ends | None:
+def _ends(eqn: Any, position: int, makers: Makers) -> _Ends | None:
     """What a slice, a part of a split, or a pad by a literal does along one dimension; None of what does more."""
     name, params, value = eqn.primitive.name, eqn.params, eqn.invars[0]
     shape = value.aval.shape
@@ -194,7 +181,7 @@ def _ends(eqn: Any, position: int, makers: _Makers) -> _Ends | None:
     return _Ends(value, axes[0], *sides[axes[0]], fill) if len(axes) == 1 else None
 
 
-def _constant(atom: Any, makers: _Makers) -> Any:
+def _constant(atom: Any, makers: Makers) -> Any:
     """The number of which a value is all made, converted or not; None where it is something else."""
     if isinstance(atom, Literal):
         number = np.asarray(atom.val)
