@@ -89,12 +89,17 @@ def turned_pieces(
     Of several readers who share it one is enough to make a piece turn, once.
     """
     crossed = Crossed(space, assignment)
-    found: dict[tuple[Charge, bool], tuple[float, tuple[str, ...]]] = {}
+    sizes: dict[tuple[Charge, bool], float] = {}
+    axes: dict[tuple[Charge, bool], set[int]] = {}
     for turn in orders.turns:
         charge = crossed.between(turn.value, turn.use, turn.made, turn.taken)
         if charge is not None:
             tensor = space.passages[charge.edge].tensor
             row = np.frombuffer(turn.taken if turn.late else turn.made, np.int8)
-            piece = tensor.bytes * tensor.as_sent("collective_permute") / pieces(row[None], orders.axes)[0]
-            found.setdefault((charge, turn.late), (piece, tuple(orders.axes[axis][0] for axis in turn.axes)))
-    return [(charge, *moved) for (charge, _), moved in found.items()]
+            whole = tensor.bytes * tensor.as_sent("collective_permute")
+            sizes[charge, turn.late] = whole / pieces(row[None], orders.axes)[0]
+            axes.setdefault((charge, turn.late), set()).update(turn.axes)
+    return [
+        (where[0], piece, tuple(orders.axes[axis][0] for axis in sorted(axes[where])))
+        for where, piece in sizes.items()
+    ]

@@ -57,6 +57,12 @@ def resolve_orders(
     return resolver.orders(sums_along=platform != "cpu")
 
 
+def _to_turn(order: tuple[int, ...], first: frozenset[int]) -> tuple[int, ...]:
+    """Of an order those that change places until `first` are the major ones."""
+    inside = [axis in first for axis in order]
+    return tuple(sorted(order[inside.index(False) : len(order) - inside[::-1].index(True)]))
+
+
 _Dims = Mapping[int, int]
 """Of one tensor the numbers of the dimensions that several axes cut, by dimension."""
 
@@ -331,7 +337,11 @@ class _Resolver:
     def _turns(self, chosen: Mapping[Key, tuple[int, ...]]) -> tuple[Turn, ...]:
         """What `chosen` makes turn; of one passage and side once."""
         orders = [chosen[key] for key in self.keys]
-        found = [turn for n, first, _, turn in self.wishes if set(orders[n][: len(first)]) != first]
+        found = [
+            turn._replace(axes=_to_turn(orders[n], first))
+            for n, first, _, turn in self.wishes
+            if set(orders[n][: len(first)]) != first
+        ]
         found += [
             turn
             for a, b, moved, _, turn in self.taken_along

@@ -131,3 +131,17 @@ def test_axes_that_stay_together_keep_their_order_beside_one_that_joins() -> Non
     assert not found.turns
     assert found.layout("value", cos, 0, three, 2).dims[0][0] == "b"
     assert found.layout("value", tan, 0, two, 2).dims[0] == ("b", "a")
+
+
+def test_major_axes_that_lead_already_turn_nothing() -> None:
+    axes = (("a", 2), ("b", 2), ("c", 2))
+    graph = trace(lambda x: [jnp.sin(x), jnp.cos(x)], (jax.ShapeDtypeStruct((64, 64), "float32"),), {}).graph
+    every, ab, ac = (np.array(row, np.int8) for row in ((0, 0, 0), (0, 0, NONE), (0, NONE, 0)))
+    (x,), (sin, cos) = graph.inputs, (op.results[0] for op in graph.ops)
+    found = resolve_orders(
+        graph, graph_rules(graph), axes, {x: every, sin: ab, cos: ac}, {(0, 0): ab, (1, 0): ac}, {0: ab, 1: ac},
+        {0: ab, 1: ac}, {}, platform="gpu",
+    )  # fmt: skip
+    (turn,) = found.turns
+    led = {found.layout("value", x, 0, every, 2).dims[0][0]}
+    assert led == {"a"} and {axes[axis][0] for axis in turn.axes} == {"b", "c"}
