@@ -21,7 +21,7 @@ from .found import Found
 if TYPE_CHECKING:
     from .candidates import Pipeline
 
-SHARE = 0.002
+SHARE = 0.005
 """Of a step: turns that take less are not worth another search."""
 
 ROUNDS = 8

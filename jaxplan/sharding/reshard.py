@@ -128,12 +128,13 @@ def _moves(a: np.ndarray, b: np.ndarray, axes: MeshAxes) -> Iterator[_Move]:
     divisor = np.where(a >= 0, sizes, 1).prod(axis=1)
     stay = np.where(sizes > 1, a, NONE)  # of those that have not left yet
     entered = np.zeros(a.shape, bool)  # before another left the dimension
-    for kind, moving in _stages(a, b, axes):
-        if kind in ("all_to_all", "all_gather"):
-            for turning in _turning(stay, b, entered, moving):
-                for subset, mask in _subsets(turning):
-                    classes = np.flatnonzero(mask)
-                    yield _Move(kind="collective_permute", axes=subset, classes=classes, divisors=divisor[classes])
+    for kind, left, moving in _stages(a, b, axes):
+        if left >= 0:
+            turning = _turning(stay, b, entered, moving, left)
+            for subset, mask in _subsets(turning) if turning is not None else ():
+                classes = np.flatnonzero(mask)
+                yield _Move(kind="collective_permute", axes=subset, classes=classes, divisors=divisor[classes])
+            if turning is not None:
                 entered &= ~turning
             stay = np.where(moving, NONE, stay)
         for subset, mask in _subsets(moving):
@@ -148,31 +149,40 @@ def _moves(a: np.ndarray, b: np.ndarray, axes: MeshAxes) -> Iterator[_Move]:
             entered |= moving
 
 
-def _turning(a: np.ndarray, b: np.ndarray, entered: np.ndarray, leaving: np.ndarray) -> Iterator[np.ndarray]:
-    """For each dimension that axes leave after others `entered` it, which change places, `bool[n, n_axes]`: the latter
-    and all that ever leave."""
-    for dim in range(int(a.max(initial=NONE)) + 1):
-        turned = (leaving & (a == dim)).any(axis=1, keepdims=True)
-        inside = entered & (b == dim)
-        turned &= inside.any(axis=1, keepdims=True)
-        if turned.any():
-            yield turned & (inside | ((a == dim) & (b != dim)))
+def _turning(
+    a: np.ndarray, b: np.ndarray, entered: np.ndarray, leaving: np.ndarray, dim: int
+) -> np.ndarray | None:
+    """Which axes change places where some `leaving` leave dimension `dim` after others `entered` it: the latter and all
+    that ever leave, `bool[n, n_axes]`; None where nowhere."""
+    inside = entered & (b == dim)
+    turned = _any(inside)
+    if not turned.any():
+        return None
+    turned &= _any(leaving & (a == dim))
+    return turned[:, None] & (inside | ((a == dim) & (b != dim))) if turned.any() else None
 
 
-def _stages(a: np.ndarray, b: np.ndarray, axes: MeshAxes) -> Iterator[tuple[str, np.ndarray]]:
-    """The collectives in the partitioner's order, each with the axes that take part, `bool[n, n_axes]`."""
+def _any(mask: np.ndarray) -> np.ndarray:
+    """`mask.any(axis=1)`, of a few columns and many rows."""
+    found: np.ndarray = np.logical_or.reduce([mask[:, column] for column in range(mask.shape[1])])
+    return found
+
+
+def _stages(a: np.ndarray, b: np.ndarray, axes: MeshAxes) -> Iterator[tuple[str, int, np.ndarray]]:
+    """The collectives in the partitioner's order, each with the dimension that axes leave (or NONE) and the axes that
+    take part, `bool[n, n_axes]`."""
     real = np.array([size > 1 for _, size in axes])
     moves = {kind: move & real for kind, move in _kinds(a, b).items()}
     scattered = moves["reduce_scatter"]
     onto = np.where(scattered, b, NONE).max(axis=1, keepdims=True, initial=NONE)
     at_once = (~scattered | (b == onto)).all(axis=1, keepdims=True)
-    yield "reduce_scatter", scattered & at_once
-    yield "all_reduce", moves["all_reduce"] | (scattered & ~at_once)
-    yield "all_slice", moves["all_slice"] | (scattered & ~at_once)
+    yield "reduce_scatter", NONE, scattered & at_once
+    yield "all_reduce", NONE, moves["all_reduce"] | (scattered & ~at_once)
+    yield "all_slice", NONE, moves["all_slice"] | (scattered & ~at_once)
     for left, entered in itertools.permutations(range(int(max(a.max(initial=NONE), b.max(initial=NONE))) + 1), 2):
-        yield "all_to_all", moves["all_to_all"] & (a == left) & (b == entered)
+        yield "all_to_all", left, moves["all_to_all"] & (a == left) & (b == entered)
     for dim in range(int(a.max(initial=NONE)) + 1):
-        yield "all_gather", moves["all_gather"] & (a == dim)
+        yield "all_gather", dim, moves["all_gather"] & (a == dim)
 
 
 def _subsets(moves: np.ndarray) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
