@@ -133,7 +133,9 @@ class CostModel:
             )
         )
 
-    def whole_sum_seconds(self, tail: np.ndarray, head: np.ndarray, tensor: Value) -> np.ndarray:
+    def whole_sum_seconds(
+        self, tail: np.ndarray, head: np.ndarray, tensor: Value, *, start_share: float = 1.0
+    ) -> np.ndarray:
         """`float64[a, b]`: what sums that are made whole and cut cost beyond a reduce_scatter; see `whole_sums`."""
         more = np.zeros((len(tail), len(head)))
         if self.profile.kind != "tpu" or len(tensor.shape) < 2 or not (tail == UNREDUCED).any():
@@ -150,7 +152,8 @@ class CostModel:
         for code in np.flatnonzero(np.bincount(codes.reshape(-1), minlength=1)):
             over = tuple(i for i in range(len(sizes)) if code >> i & 1)
             if over:
-                extra = self.collective("all_reduce", local, over) - self.collective("reduce_scatter", local, over)
+                extra = self.collective("all_reduce", local, over, start_share=start_share)
+                extra = extra - self.collective("reduce_scatter", local, over, start_share=start_share)
                 more += np.where(codes == code, extra[:, None], 0.0)
         return more
 

@@ -84,7 +84,7 @@ class Passing:
             return self.model.collective(kind, size * tensor.as_sent(kind), axes, start_share=how.start_share)
 
         once = self._between(tail, head).price(tensor.bytes, price)
-        once = once + self.model.whole_sum_seconds(tail, head, tensor)
+        once = once + self.model.whole_sum_seconds(tail, head, tensor, start_share=how.start_share)
         if how.settled:
             once = once + self.settling(tail, head, tensor)
         return np.where(allowed, once * (1 + _LATER_DIMENSION * _moved_dimension(tail, head)) * how.trips, 0.0), allowed

@@ -146,7 +146,7 @@ def walked_s(graph: Graph, space: Space, model: CostModel, chosen: tuple[int, ..
             for step in steps
             if step.kind != "all_slice"
         )
-        lanes = model.whole_sum_seconds(made[None], wanted[None], tensor)
+        lanes = model.whole_sum_seconds(made[None], wanted[None], tensor, start_share=share)
         total += times * float(np.sum(lanes))
     return total
 
