@@ -43,9 +43,10 @@ def ordered(pipeline: Pipeline, found: Found) -> Found:
     """
     space, bound_s, limit_s = found.space, found.result.bound_s, pipeline.options.time_limit_s
     known: dict[Charge, float] = {}
-    best, spent_s = found, 0.0
+    best, spent_s, objective_s = found, 0.0, found.result.objective_s
     for number in range(ROUNDS + 1):
-        turned, turns = _turned(pipeline, replace(found, space=space), bound_s)
+        result = replace(found.result, objective_s=objective_s, bound_s=bound_s)
+        turned, turns = _turned(pipeline, replace(found, space=space, result=result))
         best = turned if not number or turned.result.objective_s < best.result.objective_s else best
         told = all(known.get(charge) == seconds for charge, seconds in turns.items())
         spent_s += found.result.wall_s
@@ -59,23 +60,22 @@ def ordered(pipeline: Pipeline, found: Found) -> Found:
         other = again.within(charged(space, known), found.result.assignment)
         if not isinstance(other, Found):
             break
-        found = other
+        found, objective_s = other, Evaluator(space.problem)(other.result.assignment).objective_s
     return best
 
 
-def _turned(pipeline: Pipeline, found: Found, bound_s: float) -> tuple[Found, dict[Charge, float]]:
+def _turned(pipeline: Pipeline, found: Found) -> tuple[Found, dict[Charge, float]]:
     """`found` with orders and what they make turn in its price, and the latter."""
     space = found.space
     orders = orders_of(pipeline, found.decision)
     turns: dict[Charge, float] = {}
     if not orders.turns:
-        return replace(found, orders=orders, result=replace(found.result, bound_s=bound_s)), turns
+        return replace(found, orders=orders), turns
     for charge, piece, names in turned_pieces(space, found.result.assignment, orders):
         trips = space.passages[charge.edge].trips
         seconds = pipeline.model.collective_over("collective_permute", piece, names) * trips
         turns[charge] = turns.get(charge, 0.0) + seconds
-    objective_s = Evaluator(space.problem)(found.result.assignment).objective_s + sum(turns.values())
-    result = replace(found.result, objective_s=objective_s, bound_s=bound_s)
+    result = replace(found.result, objective_s=found.result.objective_s + sum(turns.values()))
     if result.gap > pipeline.options.relative_gap and result.termination is Termination.OPTIMAL:
         result = replace(result, termination=Termination.FEASIBLE)
     return replace(found, space=charged(space, turns), orders=orders, result=result), turns

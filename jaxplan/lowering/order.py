@@ -98,15 +98,11 @@ class _Resolver:
         self.taken_along: list[tuple[int, int, frozenset[int], float, Turn | None]] = []
 
     def orders(self, *, sums_along: bool) -> Orders:
-        # most are known, and have none: asked here, not by a call each
-        known = self.several_of
         for value, row in self.values.items():
-            several = known.get(id(row))
-            if several := self._several(row) if several is None else several:
+            if several := self._several(row):
                 self.of_value[value] = self._declared("value", value, 0, several)
         for (op, position), row in self.reads.items():
-            several = known.get(id(row))
-            if several := self._several(row) if several is None else several:
+            if several := self._several(row):
                 self.of_read[op, position] = self._declared("read", op, position, several)
         for position, row in self.outputs.items():
             if several := self._several(row):
@@ -200,11 +196,11 @@ class _Resolver:
             self._between(value, use, (maker, made), (reader, row), trips)
             return
         # the copy has its reader's order where it has its axes, else that in which it was made: see `on_the_way`
-        sides = [(reader, row), (maker, made)]
         numbers = {
-            d: next(n[d] for n, other in sides if d in n and cut_by(other, d) == cut)
+            d: side[d]
+            for side in (maker, reader)
             for d, cut in self._several(copy)
-            if any(d in n and cut_by(other, d) == cut for n, other in sides)
+            if d in side and self.sets[side[d]] == cut
         }
         self._between(value, use, (maker, made), (numbers, copy), trips)
         self._between(value, use, (numbers, copy), (reader, row), trips)

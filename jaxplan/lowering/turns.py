@@ -93,10 +93,10 @@ def turned(
     def stays(name: str, d: int) -> int:
         return next((number for number, step in enumerate(then) if name not in step[d]), len(then))
 
-    found, needed = [], False
+    order, needed = [], False
     for d, names in enumerate(dims):
-        left = [stays(name, d) for name in names]
-        stay = [number == 0 for number in left]
-        needed |= stay != sorted(stay)
-        found.append(tuple(sorted(names, key=lambda name, d=d: -stays(name, d))))  # type: ignore[misc]
-    return tuple(found) if needed else None
+        left = {name: stays(name, d) for name in names}
+        leave = [number == 0 for number in left.values()]
+        needed |= leave != sorted(leave)
+        order.append(tuple(sorted(names, key=left.__getitem__, reverse=True)))
+    return tuple(order) if needed else None

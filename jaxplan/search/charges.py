@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .problem import Floats, StrategyProblem
+from .problem import Floats
 from .space import Port, Space
 
 
@@ -67,8 +67,7 @@ def charged(space: Space, charges: Mapping[Charge, float]) -> Space:
                 costs[np.ix_(_at(moved.tails, tail), _at(moved.heads, head))] += seconds
             made[key] = costs
         edges[number] = replace(edge, costs_s=made[key])
-    problem: StrategyProblem = replace(space.problem, edges=tuple(edges))
-    return replace(space, problem=problem)
+    return replace(space, problem=replace(space.problem, edges=tuple(edges)))
 
 
 def _at(places: np.ndarray, row: bytes) -> np.ndarray:

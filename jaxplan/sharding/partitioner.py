@@ -207,13 +207,13 @@ def _consumer_scope(visit: Visit, users: Mapping[int, Sequence[Visit]]) -> str:
     """The scope of the operation for which a value is resharded: a reshard's own name is its producer's, and what a
     barrier lets pass is for who reads it behind that."""
     user, at = visit, 0
-    while user.results and (user.op.name in _SDY or user.op.name == "stablehlo.optimization_barrier"):
+    while user.results and (user.op.name in _SDY or user.op.name == _BARRIER):
         passed = user.results[at]
         readers = users.get(passed)
         if not readers:
             return visit.scope
         user = readers[0]
-        at = user.operands.index(passed) if user.op.name == "stablehlo.optimization_barrier" else 0
+        at = user.operands.index(passed)
     return user.scope if user.results else visit.scope
 
 
@@ -314,6 +314,9 @@ _SDY = {
     "sdy.all_to_all": _all_to_all,
     "sdy.collective_permute": _permute,
 }
+
+
+_BARRIER = "stablehlo.optimization_barrier"
 
 
 _WRITTEN: dict[str, CollectiveKind] = {

@@ -129,14 +129,12 @@ def _moves(a: np.ndarray, b: np.ndarray, axes: MeshAxes) -> Iterator[_Move]:
     stay = np.where(sizes > 1, a, NONE)  # of those that have not left yet
     entered = np.zeros(a.shape, bool)  # before another left the dimension
     for kind, left, moving in _stages(a, b, axes):
-        if left >= 0:
-            turning = _turning(stay, b, entered, moving, left)
-            for subset, mask in _subsets(turning) if turning is not None else ():
+        if left >= 0 and (turning := _turning(stay, b, entered, moving, left)) is not None:
+            for subset, mask in _subsets(turning):
                 classes = np.flatnonzero(mask)
                 yield _Move(kind="collective_permute", axes=subset, classes=classes, divisors=divisor[classes])
-            if turning is not None:
-                entered &= ~turning
-            stay = np.where(moving, NONE, stay)
+            entered &= ~turning
+        stay = np.where(moving, NONE, stay)
         for subset, mask in _subsets(moving):
             factor = math.prod(axes[i][1] for i in subset)
             if kind == "all_gather":

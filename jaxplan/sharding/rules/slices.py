@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
+from ..merge import piece_number
 from ..rule import OpShapes, Rule
 from .registry import LocalFunction, Ring, register, register_cut, register_sends
 from .shape import same_extents
@@ -73,7 +74,7 @@ def slice_piece(eqn: Any, ring: Ring) -> LocalFunction:
         here, rows = operand.shape[dim], part[dim]
         count = min(rows, here)
         starts = starts or tuple(np.asarray(at, np.int32) for at in eqn.params["start_indices"])
-        start = _start(starts[dim], whole[dim] - rows) - _first(ring, here)
+        start = _start(starts[dim], whole[dim] - rows) - piece_number(ring.axes, ring.devices).astype(np.int32) * here
         place = jnp.clip(start, 0, here - count)
         sizes = [here if n == m else m for here, n, m in zip(operand.shape, whole, part, strict=True)]
         room = zip(starts, operand.shape, sizes, strict=True)
@@ -115,7 +116,7 @@ def update_slice_piece(eqn: Any, ring: Ring) -> LocalFunction:
     def piece(operand: Any, update: Any, *starts: Any) -> Any:
         here = operand.shape[dim]
         count = min(rows, here)
-        start = _start(starts[dim], extent - rows) - _first(ring, here)
+        start = _start(starts[dim], extent - rows) - piece_number(ring.axes, ring.devices).astype(np.int32) * here
         place = jnp.clip(start, 0, here - count)
         skipped = place - start  # rows of the update before those that come to `place`, or fewer than none
         # XLA takes the slice of what is there from before the cut, see `lowering.starts`
@@ -130,11 +131,6 @@ def update_slice_piece(eqn: Any, ring: Ring) -> LocalFunction:
         return lax.dynamic_update_slice(operand, jnp.where((row >= 0) & (row < rows), come, there), at)
 
     return piece
-
-
-def _first(ring: Ring, rows: int) -> Any:
-    """The first row of this device's piece, each of so many rows."""
-    return jnp.asarray(np.argsort(ring.devices).astype(np.int32) * rows)[lax.axis_index(ring.axes)]
 
 
 def _start(start: Any, last: int) -> Any:
