@@ -38,7 +38,7 @@ def planned_constraints(
     Between a transposed sum and what reads the addition it goes to nothing is pinned (`turned_sums`).
     A loop's carry and stacked results are pinned too: they have one layout for the whole loop, which propagation
     would take from whichever end it reaches first.  So is what a reader takes otherwise than it is made
-    (`read_otherwise`): its maker would be computed as it is read.
+    (`read_otherwise`): its maker would be computed as it is read; and what XLA cuts wrongly (`cut_wrongly`).
     """
     producers = graph.producers()
     moved = []
@@ -47,8 +47,11 @@ def planned_constraints(
         if at_maker is not None and at_maker is not row and at_maker.tobytes() != row.tobytes():
             moved.append((index, position))
     held = held_values(graph, values, reads)
-    turned, at_once = turned_sums(graph, values, reads, held), _scattered_at_once(graph, values, reads, held, waited)
-    kept = read_otherwise(graph, moved)
+    turned, at_once = (
+        turned_sums(graph, values, reads, held),
+        _scattered_at_once(graph, values, reads, held, waited),
+    )
+    kept = read_otherwise(graph, moved) | cut_wrongly(graph)
     pins: dict[tuple[Site, Layout], Constraint] = {}
 
     def pin(site: Site | None, layout: Layout, value: int, source: str, primitive: str, why: str) -> None:
@@ -90,7 +93,10 @@ def planned_constraints(
             [*steps, *reshard_path(steps[-1] if steps else start, row)],
         ):  # fmt: skip
             pin(op.sites[position], layout, value, op.source, op.primitive, "reshard")
-    written = [*_local_specs(graph, values, reads, orders), *_held_layouts(graph, values, reads, orders, held)]
+    written = [
+        *_local_specs(graph, values, reads, orders),
+        *_held_layouts(graph, values, reads, orders, held),
+    ]
     return (*pins.values(), *written)
 
 
@@ -112,6 +118,24 @@ def read_otherwise(graph: Graph, moved: Iterable[tuple[int, int]]) -> frozenset[
     )
 
 
+def cut_wrongly(graph: Graph) -> frozenset[int]:
+    """Results of pads that cut something off or put something between elements, and of shifts, which are such pads.
+
+    Where the operand is whole and what reads the result cuts it, XLA's partitioner pads the pieces: of a shift it makes
+    none at all, as it leaves the extent as it was, and at others it stops the process (jax 0.10.2, in plain jax too;
+    what is only lengthened is right).  Made as planned and cut afterwards, they are right.
+    """
+    return frozenset(
+        op.results[0]
+        for op in graph.ops
+        if op.primitive == "shift"
+        or (
+            op.primitive == "pad"
+            and any(min(low, high) < 0 or inside for low, high, inside in op.params["padding_config"])
+        )
+    )
+
+
 def turned_sums(
     graph: Graph,
     values: Mapping[int, np.ndarray],
@@ -128,7 +152,10 @@ def turned_sums(
         turned = op.primitive == "transpose" or (op.primitive in SUMS and found.intersection(op.operands))
         for value in op.results if turned else ():
             if value in values and value not in held and (values[value] == UNREDUCED).any():
-                pending, read = values[value] == UNREDUCED, [reads[use] for use in uses[value] if use in reads]
+                pending, read = (
+                    values[value] == UNREDUCED,
+                    [reads[use] for use in uses[value] if use in reads],
+                )
                 several = len({row.tobytes() for row in read}) == 1 and bool((read[0][pending] >= 0).all())
                 if len(uses[value]) == 1 or several:
                     found.add(value)
@@ -175,7 +202,9 @@ def _on_the_way(start: np.ndarray, copy: np.ndarray, row: np.ndarray) -> bool:
     return not np.array_equal(start, finished(copy)) and bool(((copy == row) | (copy < 0)).all())
 
 
-def _constraint(op: Op, site: Site | None, layout: Layout, shape: tuple[int, ...], why: str) -> list[Constraint]:
+def _constraint(
+    op: Op, site: Site | None, layout: Layout, shape: tuple[int, ...], why: str
+) -> list[Constraint]:
     if site is None:
         return []
     return [
@@ -215,10 +244,14 @@ def _local_specs(
 ) -> list[Constraint]:
     specs: list[Constraint] = []
 
-    def add(op: Op, site: Site | None, kind: str, index: int, position: int, row: np.ndarray, value: int) -> None:
+    def add(
+        op: Op, site: Site | None, kind: str, index: int, position: int, row: np.ndarray, value: int
+    ) -> None:
         shape = graph.values[value].shape
         if shape:
-            specs.extend(_constraint(op, site, orders.layout(kind, index, position, row, len(shape)), shape, LOCAL))
+            specs.extend(
+                _constraint(op, site, orders.layout(kind, index, position, row, len(shape)), shape, LOCAL)
+            )
 
     for op in graph.ops:
         dim = cut_locally(op.equation)
@@ -255,10 +288,17 @@ def pin_values(
         shape, maker = graph.values[value].shape, producers[value]
         if site is not None and shape:
             layout = orders.layout("value", value, 0, finished(values[value]), len(shape))
-            source, primitive = ("", "argument") if maker < 0 else (graph.ops[maker].source, graph.ops[maker].primitive)
+            source, primitive = (
+                ("", "argument") if maker < 0 else (graph.ops[maker].source, graph.ops[maker].primitive)
+            )
             pins.append(
                 Constraint(
-                    site=site, layout=layout, source=source, primitive=primitive, shape=shape, why="propagation"
+                    site=site,
+                    layout=layout,
+                    source=source,
+                    primitive=primitive,
+                    shape=shape,
+                    why="propagation",
                 )
             )
     return tuple(pins)

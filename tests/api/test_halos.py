@@ -55,7 +55,9 @@ def rolled(x: jax.Array) -> jax.Array:
     return jnp.sin(jnp.roll(y, 1, 0) + jnp.roll(y, (3, -1), (0, 1))) * jnp.roll(y, -2, 1) + jnp.roll(y, 0, 1)
 
 
-@pytest.mark.parametrize("cut", [P("data"), P(("data", "model")), P(("model", "data")), P(None, ("model", "data"))])
+@pytest.mark.parametrize(
+    "cut", [P("data"), P(("data", "model")), P(("model", "data")), P(None, ("model", "data"))]
+)
 def test_rolls_send_edges_and_nothing_else(cut: P, mesh_4x2: Mesh) -> None:
     """Whatever the order of the axes; a roll after another one too, which XLA exchanges by all_to_alls of pieces."""
     x = np.random.default_rng(0).standard_normal((64, 32)).astype(np.float32)
@@ -115,7 +117,10 @@ def test_a_long_sequence_that_looks_at_neighbours_is_cut_along_itself() -> None:
         return w - grad, value
 
     mesh = jax.sharding.AbstractMesh((4, 2), ("data", "model"))
-    shapes = jax.ShapeDtypeStruct((width, width), jnp.float32), jax.ShapeDtypeStruct((rows, width), jnp.float32)
+    shapes = (
+        jax.ShapeDtypeStruct((width, width), jnp.float32),
+        jax.ShapeDtypeStruct((rows, width), jnp.float32),
+    )
     plan = jaxplan.plan(step, mesh, *shapes, donate_argnums=0, hardware="tpu-v5e")
     assert plan.specs["x"] == P(("data", "model"))
     assert "collective_permute" in {item.kind for item in plan.collectives}
@@ -126,5 +131,20 @@ def test_a_roll_that_no_axis_should_cut_stays_whole(mesh_4x2: Mesh) -> None:
     """Edges of more than a piece would come from several devices."""
     x = np.arange(64.0, dtype=np.float32).reshape(8, 8)
     pinned = {"*": P("data")}
-    planned = jaxplan.auto_shard(lambda x: jnp.roll(x, 3, 0), mesh_4x2, constraints=pinned, hardware="tpu-v5e")
+    planned = jaxplan.auto_shard(
+        lambda x: jnp.roll(x, 3, 0), mesh_4x2, constraints=pinned, hardware="tpu-v5e"
+    )
     np.testing.assert_array_equal(planned(x), np.roll(x, 3, 0))
+
+
+@pytest.mark.parametrize("moved", [(1, -1, 0), (-2, 2, 0)])
+def test_what_is_padded_whole_and_cut_afterwards(moved: tuple[int, int, int], mesh_4x2: Mesh) -> None:
+    """Left alone, XLA's partitioner pads the pieces, and gets other numbers."""
+
+    def step(x: jax.Array) -> jax.Array:
+        return lax.pad(x, np.float32(0), [moved, (0, 0, 0)])
+
+    x = np.random.default_rng(0).standard_normal((8, 6)).astype(np.float32)
+    pinned = {"x": P(), "result": P("data")}
+    planned = jaxplan.auto_shard(step, mesh_4x2, constraints=pinned, hardware="tpu-v5e")
+    np.testing.assert_array_equal(planned(x), step(x))
