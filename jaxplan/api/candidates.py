@@ -30,6 +30,7 @@ from ..search import (
     Decision,
     SearchResult,
     Space,
+    StrategyProblem,
     Termination,
     Tied,
     build,
@@ -221,14 +222,23 @@ class Pipeline:
 
         return self._within_budget(narrow, exact)
 
-    def layers(self, space: Space) -> Tied | None:
-        """The problem of which `rival` first asks; None where it is not one that folds."""
-        return space.folds.layers(self.budget_bytes) if self._folds_rivals(space) else None
+    def layers(self, space: Space) -> Tied | StrategyProblem | None:
+        """The problem of which `rival` first asks, tied if the search ties it as well; None where it is not tied."""
+        if not self._folds_rivals(space):
+            return None
+        if self._folds(space):
+            return space.folds.layers(self.budget_bytes)
+        return dataclasses.replace(space.problem, limit_bytes=self.budget_bytes)
 
     def question(self, space: Space, pins: Mapping[int, Allowed]) -> tuple[Any, ...]:
         """What `rival` first asks of that problem, as `TiedSearcher.search` is asked."""
         limits = self._rival_limits
         return self._kept(space, pins), limits["time_limit_s"], limits["relative_gap"], limits["seed"], math.inf
+
+    def _folds(self, space: Space) -> bool:
+        if self.options.fold != "auto":
+            return self.options.fold is True
+        return len(space.problem.nodes) >= FOLD_NODES and space.folds.repeats
 
     def _folds_rivals(self, space: Space) -> bool:
         return len(space.problem.nodes) >= RIVAL_NODES and self.options.fold is not False
@@ -327,7 +337,7 @@ class Pipeline:
         if self.options.search not in ("ilp", *TEMPLATES):
             return SEARCHES[self.options.search](problem, hint=hint, **self._limits)
         fold, nodes = self.options.fold, len(problem.nodes)
-        if fold is True or (fold == "auto" and nodes >= FOLD_NODES and space.folds.repeats):
+        if self._folds(space):
             return solve_folded(
                 problem, hint=hint, unfold_gap=self.options.unfold_gap, folds=space.folds, **self._limits
             )

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from ..search import TIED_SEARCHER, Alike, Allowed, Space, Tied
+from ..search import TIED_SEARCHER, Alike, Allowed, Space, StrategyProblem, Tied
 from ..sharding import Beside
 from .candidates import Pipeline
 from .found import Found
@@ -59,7 +59,7 @@ class TemplatesBeside:
         self._wanted.set()
         return self._future.result()
 
-    def _priced(self, layers: Tied | None) -> dict[str, Found]:
+    def _priced(self, layers: Tied | StrategyProblem | None) -> dict[str, Found]:
         known = {} if layers is None else self._asked(layers)
         self._searched.wait()
         # what is done with the answers can wait until all do: for the partitioner
@@ -76,7 +76,7 @@ class TemplatesBeside:
         _ = self._pipeline.traced.fingerprint
         return found
 
-    def _asked(self, layers: Tied) -> dict[str, Alike]:
+    def _asked(self, layers: Tied | StrategyProblem) -> dict[str, Alike]:
         """What the process found of templates, by name, as long as it was free."""
         while not self._beside.free():
             if self._searched.wait(WAIT_S):

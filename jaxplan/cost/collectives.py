@@ -91,7 +91,6 @@ class _Stage:
             self.exchange_s_per_byte = (self.size - 1) / self.size / self.direct_bytes_per_s
 
 
-@functools.lru_cache(maxsize=1024)  # a mesh has few sets of axes, and tens of thousands of collectives are priced
 def _stages(links: tuple[AxisLink, ...]) -> tuple[_Stage, ...]:
     """One stage a link, fastest first; axes of size 1 take no part."""
     groups: dict[str, list[AxisLink]] = {}
@@ -134,23 +133,29 @@ def collective_seconds(kind: str, bytes: npt.ArrayLike, links: Sequence[AxisLink
     Raises:
       ArgumentError: unknown kind.
     """
+    start_s, s_per_byte = collective_terms(kind, tuple(links))
+    return start_s + np.asarray(bytes, np.float64) * s_per_byte
+
+
+@functools.lru_cache(maxsize=1024)  # a mesh has few sets of axes, and tens of thousands of collectives are priced
+def collective_terms(kind: str, links: tuple[AxisLink, ...]) -> tuple[float, float]:
+    """What one collective takes to start, in seconds, and then for each byte; see `collective_seconds`."""
     _check(kind)
-    buffer = np.asarray(bytes, np.float64)
-    stages = _stages(tuple(links))
+    stages = _stages(links)
     if not stages or kind == "all_slice":
-        return buffer * 0.0
+        return 0.0, 0.0
     launch_s = sum(stage.launch_s for stage in stages)
     if kind == "collective_permute":
         slowest = min(stage.direct_bytes_per_s for stage in stages)
-        return max(stage.launch_s + stage.hop_s for stage in stages) + buffer / slowest
+        return max(stage.launch_s + stage.hop_s for stage in stages), 1 / slowest
+    latency_s = sum(stage.latency_s for stage in stages)
     if kind == "all_to_all":
-        latency_s = sum(stage.latency_s for stage in stages)
-        return launch_s + latency_s + buffer * sum(stage.exchange_s_per_byte for stage in stages)
+        return launch_s + latency_s, sum(stage.exchange_s_per_byte for stage in stages)
     gather_s_per_byte = 0.0
     scattered = 1
     for stage in stages:
         share = 1.0 / scattered
         gather_s_per_byte += share * (stage.size - 1) / stage.size / stage.ring_bytes_per_s
         scattered *= stage.size
-    once = launch_s + sum(stage.latency_s for stage in stages) + buffer * gather_s_per_byte
-    return 2.0 * once if kind == "all_reduce" else once
+    times = 2.0 if kind == "all_reduce" else 1.0
+    return times * (launch_s + latency_s), times * gather_s_per_byte

@@ -14,7 +14,7 @@ bytes (a ConvNeXt and a ResNet on v5e).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ..ir import Graph, Op
 from ..sharding import Rule
@@ -40,12 +40,15 @@ def image_lanes(graph: Graph, rules: Sequence[Rule]) -> Mapping[int, Lanes]:
                     found.setdefault(value, (min(spec[:2]), max(spec[:2])))
     if not found:
         return found
-    handing = [op for op in graph.ops if rules[op.index].follows or op.primitive.startswith(_WINDOWS)]
+    handing = list(_handing(graph, rules, fixed))
     known = 0
     while known < len(found):
         known = len(found)
-        for op in (*handing, *reversed(handing)):
-            _hand_on(graph, op, found, fixed)
+        for beside, taking in (*handing, *reversed(handing)):
+            lanes = next((found[v] for v in beside if v in found), None)
+            if lanes is not None:
+                for value in taking:
+                    found.setdefault(value, lanes)
         for op in graph.ops:
             if op.primitive.startswith("reduce_") and "axes" in op.params:
                 _hand_down(graph, op, found, fixed)
@@ -77,19 +80,18 @@ def lanes_read(op: Op, place: int) -> Lanes:
     return min(spec[:2]), max(spec[:2])
 
 
-def _hand_on(graph: Graph, op: Op, found: dict[int, Lanes], fixed: set[int]) -> None:
-    """Let what an operation reads and makes have one layout."""
-    beside = [*op.operands, *op.results]
-    rank = max((len(graph.values[v].shape) for v in op.results), default=-1)
-    lanes = next((found[v] for v in beside if v in found and len(graph.values[v].shape) == rank), None)
-    if lanes is None:
-        return
-    whole = op.primitive.startswith(_WINDOWS)
-    shape = graph.values[op.results[0]].shape
-    for value in beside:
-        tensor = graph.values[value].shape
-        if value not in found and value not in fixed and len(tensor) == rank and (whole or tensor == shape):
-            found[value] = lanes
+def _handing(
+    graph: Graph, rules: Sequence[Rule], fixed: Collection[int]
+) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+    """Of each operation whose operands and results have one layout: those of its results' rank, and which of these
+    take the layout of the others."""
+    for op in graph.ops:
+        whole = op.primitive.startswith(_WINDOWS)
+        if op.results and (whole or rules[op.index].follows):
+            shape = graph.values[op.results[0]].shape
+            rank = max(len(graph.values[v].shape) for v in op.results)
+            beside = [v for v in (*op.operands, *op.results) if len(graph.values[v].shape) == rank]
+            yield beside, [v for v in beside if v not in fixed and (whole or graph.values[v].shape == shape)]
 
 
 def _hand_down(graph: Graph, op: Op, found: dict[int, Lanes], fixed: set[int]) -> None:

@@ -7,6 +7,7 @@ the link that their mesh axis runs on.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from ..hardware import AxisLink, Profile, sums_are_whole
 from ..ir import Graph, Op, Value
 from ..sharding import NONE, UNREDUCED, MeshAxes, Rule, Strategies, pieces, strategies
 from .bodies import Body
-from .collectives import collective_seconds, combined_share, most_combined_bytes
+from .collectives import collective_terms, combined_share, most_combined_bytes
 from .compute import roofline_seconds
 from .fusion import Traffic
 from .kinds import LOOP_EDGES, fused
@@ -53,9 +54,18 @@ class CostModel:
         Args:
           start_share: of its start that is its own, where XLA starts it together with others (`ir.start_shares`).
         """
-        names = [self.axes[i][0] for i in axes]
-        sent_s = self._seconds(self.compiled_kind(kind, names), size_bytes, tuple(map(self.link, names)), start_share)
-        return self.exposed * (sent_s + self.packing_seconds(kind, names, start_share=start_share))
+        key = kind, axes, start_share
+        if key not in self._terms:
+            names = tuple(self.axes[i][0] for i in axes)
+            packing_s = self.packing_seconds(kind, names, start_share=start_share)
+            self._terms[key] = self.compiled_kind(kind, names), tuple(map(self.link, names)), packing_s
+        compiled, links, packing_s = self._terms[key]
+        return self.exposed * (self._seconds(compiled, size_bytes, links, start_share) + packing_s)
+
+    @functools.cached_property
+    def _terms(self) -> dict[tuple[str, tuple[int, ...], float], tuple[str, tuple[AxisLink, ...], float]]:
+        """Of what `collective` was asked: what it is compiled to, over which links, and seconds of packing."""
+        return {}
 
     def packing_seconds(self, kind: str, names: Sequence[str], *, start_share: float = 1.0) -> float:
         """Seconds of the kernels that XLA for GPU runs beside a collective, most of them as short as kernels get.
@@ -104,11 +114,9 @@ class CostModel:
     def _seconds(
         self, kind: str, size_bytes: np.ndarray, links: tuple[AxisLink, ...], start_share: float
     ) -> np.ndarray:
-        seconds = np.asarray(collective_seconds(kind, size_bytes, links))
-        if start_share >= 1:
-            return seconds
-        own = np.maximum(combined_share(kind, size_bytes, self.profile.kind), start_share)
-        return seconds - collective_seconds(kind, 0.0, links) * (1 - own)
+        start_s, s_per_byte = collective_terms(kind, links)
+        own = np.maximum(combined_share(kind, size_bytes, self.profile.kind), start_share) if start_share < 1 else 1.0
+        return np.asarray(own * start_s + size_bytes * s_per_byte)
 
     def link(self, name: str) -> AxisLink:
         """The link of a mesh axis, or of a part of one: "model:(2)4" is four devices of `model`, two apart."""
@@ -141,6 +149,8 @@ class CostModel:
         if self.profile.kind != "tpu" or len(tensor.shape) < 2 or not (tail == UNREDUCED).any():
             return more
         whole = made_whole(tensor, head, self.axes)
+        if not whole.any():
+            return more
         sizes = np.array([size for _, size in self.axes])
         scattered = (tail[:, None, :] == UNREDUCED) & (head >= 0)[None, :, :] & (sizes > 1)
         onto = np.where(scattered, head, NONE).max(axis=2)

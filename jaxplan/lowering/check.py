@@ -248,23 +248,22 @@ def _differences(
     graph: Graph, axes: MeshAxes, values: Mapping[int, np.ndarray], result: Partitioned
 ) -> dict[int, Layout]:
     """Values whose last StableHLO operation of their own carries another sharding than was decided."""
-    found: dict[int, Layout] = {}
+    found: dict[int, tuple[tuple[str, ...], ...]] = {}
     by_op: dict[int, list[int]] = {op.index: [v for v in op.results if v in values] for op in graph.ops}
     for entry in result.ops:
-        op = operation_of(entry.scope)
-        for value in by_op.get(op, ()):
+        for value in by_op.get(operation_of(entry.scope), ()):
             for shape, dims in zip(entry.shapes, entry.layouts, strict=True):
-                if tuple(shape) == graph.values[value].shape and shape:
-                    found[value] = Layout(dims=tuple(tuple(d) for d in dims))
+                if shape and shape == graph.values[value].shape:
+                    found[value] = dims
     differing = {}
-    wanted: dict[tuple[bytes, int], list[set[str]]] = {}
-    for value, layout in sorted(found.items()):
-        row, rank = values[value], len(graph.values[value].shape)
-        key = row.tobytes(), rank
-        if key not in wanted:
-            wanted[key] = [set(d) for d in layout_of_places(finished(row), rank, axes).dims]
-        if wanted[key] != [set(d) for d in layout.dims]:
-            differing[value] = layout
+    as_decided: dict[tuple[bytes, tuple[tuple[str, ...], ...]], bool] = {}  # few are different
+    for value, dims in sorted(found.items()):
+        key = values[value].tobytes(), dims
+        if key not in as_decided:
+            wanted = layout_of_places(finished(values[value]), len(dims), axes)
+            as_decided[key] = list(map(set, wanted.dims)) == list(map(set, dims))
+        if not as_decided[key]:
+            differing[value] = Layout(dims=dims)
     return differing
 
 

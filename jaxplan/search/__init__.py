@@ -41,8 +41,8 @@ from .space import Space as Space
 from .space import decide as decide
 from .space import pinned as pinned
 from .tied import Tied as Tied
-from .tied_search import TIED_SEARCHER as TIED_SEARCHER
 from .tied_search import Alike as Alike
+from .tied_searcher import TIED_SEARCHER as TIED_SEARCHER
 from .tradeoff import tradeoff as tradeoff
 
 

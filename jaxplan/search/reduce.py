@@ -73,10 +73,13 @@ def reduce(
     graph = Contraction(problem, matrices)
     limit = -1 if for_peak else problem.limit_bytes
     compared: _Compared = {}
+    peaks: Peaks | None = None
     try:
         for _ in range(MOST_ROUNDS):
             graph.settle()
-            peaks = find_peaks(problem, graph, limit)
+            # where no step can exceed the limit none can later, of fewer strategies
+            if peaks is None or peaks.time_steps.size:
+                peaks = find_peaks(problem, graph, limit)
             if peaks.overflow is not None and not for_peak:
                 reason = f"at time step {peaks.overflow} the least choices already exceed {limit} bytes"
                 return _give_up(problem, graph, reason)

@@ -1,4 +1,4 @@
-"""The search of a tied problem under pins: here, or in another process that is told the problem once."""
+"""The search of a tied problem under pins."""
 
 from __future__ import annotations
 
@@ -7,13 +7,9 @@ from typing import NamedTuple
 
 from .base import SearchResult
 from .contract import Matrices
-from .engine import start_solver
 from .ilp import solve_with_room
 from .problem import Ints
 from .tied import Tied, narrowed
-
-TIED_SEARCHER = "jaxplan.search.tied_search:TiedSearcher"
-"""Who answers in another process."""
 
 
 class Alike(NamedTuple):
@@ -42,27 +38,3 @@ def search_tied(
         enough_s=enough_s,
     )  # fmt: skip
     return Alike(found, left.lift(found.assignment) if found.found else ())
-
-
-class TiedSearcher:
-    """Searches of one tied problem, in a process that is asked for them."""
-
-    def __init__(self) -> None:
-        self._tied: Tied | None = None
-        self._matrices = Matrices()
-        start_solver()
-
-    def hold(self, tied: Tied) -> bool:
-        """Take the problem that is searched from now on."""
-        self._tied, self._matrices = tied, Matrices()
-        return True
-
-    def search(
-        self, kept: Mapping[int, Ints], time_limit_s: float | None, relative_gap: float, seed: int, enough_s: float
-    ) -> Alike:
-        """`search_tied` of it."""
-        assert self._tied is not None
-        return search_tied(
-            self._tied, kept, time_limit_s=time_limit_s, relative_gap=relative_gap, seed=seed, enough_s=enough_s,
-            matrices=self._matrices,
-        )  # fmt: skip

@@ -116,8 +116,12 @@ def _inline_call(call: Any, body: Any) -> None:
 
 def _reshape_instead(broadcast: Any) -> None:
     """A broadcast that only adds dimensions of extent 1 is a reshape, which propagates earlier."""
-    operand, result = broadcast.operands[0], broadcast.results[0]
-    if math.prod(operand.type.shape) != math.prod(result.type.shape) or not operand.type.shape:
+    operand = broadcast.operands[0]
+    shape = operand.type.shape
+    if not shape:  # a number, as of most
+        return
+    result = broadcast.results[0]
+    if math.prod(shape) != math.prod(result.type.shape):
         return
     reshape = ir.Operation.create(
         "stablehlo.reshape",

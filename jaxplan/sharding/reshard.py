@@ -74,7 +74,20 @@ class Moves:
         self._count = first.size
         self._class = inverse.reshape(codes.shape).astype(np.min_scalar_type(self._count))
         rows, columns = np.unravel_index(first, codes.shape)
-        self._moves = tuple(_moves(source[rows], target[columns], axes))
+        together: dict[tuple[str, tuple[int, ...]], list[_Move]] = {}
+        for move in _moves(source[rows], target[columns], axes):
+            if move.kind != "all_slice":
+                together.setdefault((move.kind, move.axes), []).append(move)
+        # priced at once: a pair may be among them several times, once for each dimension
+        self._moves = tuple(
+            _Move(
+                kind=kind,
+                axes=over,
+                classes=np.concatenate([move.classes for move in moves]),
+                divisors=np.concatenate([move.divisors for move in moves]),
+            )
+            for (kind, over), moves in together.items()
+        )
 
     def price(self, size_bytes: float, price: Price) -> np.ndarray:
         """`float64[a, b]`: the summed price of bringing layout `a` of a tensor of that size to layout `b`.
@@ -85,16 +98,15 @@ class Moves:
         """
         total = np.zeros(self._count)
         for move in self._moves:
-            if move.kind != "all_slice":
-                total[move.classes] += price(move.kind, size_bytes / move.divisors, move.axes)
+            seconds = price(move.kind, size_bytes / move.divisors, move.axes)
+            total += np.bincount(move.classes, weights=seconds, minlength=self._count)
         return total[self._class]
 
     def over(self) -> np.ndarray:
         """`int64[a, b]`: the axes that something is sent over between two layouts, axis i as the bit 2**i."""
         total = np.zeros(self._count, np.int64)
         for move in self._moves:
-            if move.kind != "all_slice":
-                total[move.classes] |= sum(1 << axis for axis in move.axes)
+            total[move.classes] |= sum(1 << axis for axis in move.axes)
         axes: np.ndarray = total[self._class]
         return axes
 
@@ -129,6 +141,8 @@ def _moves(a: np.ndarray, b: np.ndarray, axes: MeshAxes) -> Iterator[_Move]:
     stay = np.where(sizes > 1, a, NONE)  # of those that have not left yet
     entered = np.zeros(a.shape, bool)  # before another left the dimension
     for kind, left, moving in _stages(a, b, axes):
+        if not moving.any():
+            continue
         if left >= 0 and (turning := _turning(stay, b, entered, moving, left)) is not None:
             for subset, mask in _subsets(turning):
                 classes = np.flatnonzero(mask)

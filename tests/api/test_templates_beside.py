@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh, AxisType
 import jaxplan
 from jaxplan.api import candidates, planner
 from jaxplan.api.templates_beside import TemplatesBeside
-from jaxplan.search import Alike, Tied
+from jaxplan.search import Alike
 from jaxplan.search.folds import Folds
 from jaxplan.sharding import Beside
 
@@ -51,7 +51,7 @@ def until_ready(beside: Beside) -> Beside:
     return beside
 
 
-def noted(templates: TemplatesBeside, layers: Tied) -> dict[str, Alike]:
+def noted(templates: TemplatesBeside, layers: Any) -> dict[str, Alike]:
     answers.append(asked(templates, layers))
     return answers[-1]
 
