@@ -41,6 +41,7 @@ from .residency import (
     written_again,
 )
 from .scores import exponentiated, is_batched
+from .sliced import lanes_left
 from .squares import Squares, shared_squares
 from .tables import RowUpdate, row_updates, tiled_in_rows
 from .tiles import Tiling
@@ -61,7 +62,7 @@ class Traffic:
       fills: buffers that one kernel fills, see there; invariants: GPU: see `loop_invariants`.
       over: TPU: for values those whose buffers they may take, see `overwritable`.
       images: TPU: values in the layout of convolutions, see `image_lanes`.
-      rows: TPU: see `tiled_in_rows` and `written`; copied_images: see `copied_reads`; tables: see `row_updates`;
+      rows: TPU: see `sliced`, `written`, `tiled_in_rows`; copied_images: see `copied_reads`; tables: see `row_updates`;
         spread: see `spread_reads`; squares: TPU: see `shared_squares`; apart: GPU: see `made_apart`.
       kernels: TPU: for every operation the kernel of the vector unit that it is part of; else None throughout.
       producers: for every value the operation that makes it, or -1.
@@ -329,7 +330,7 @@ class _Kernels:
             invariants=loop_invariants(flow) if self.platform == "gpu" else (),
             over=overwritable(flow, self.stored) if tpu else {},
             images=images,
-            rows={**self.written.spanned, **tiled_in_rows(self.graph)} if tpu else {},
+            rows={**self.written.spanned, **tiled_in_rows(self.graph), **lanes_left(flow)} if tpu else {},
             copied_images=copied_reads(self.graph, self.rules, self.stored, self.producers) if tpu else (),
             tables=row_updates(self.graph, self.rules) if tpu else (),
             spread=spread_reads(self.graph, images) if images else (),

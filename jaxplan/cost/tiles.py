@@ -23,7 +23,7 @@ from ..sharding import UNREDUCED, MeshAxes, pieces
 Tiling = Literal["any", "rows", "table"] | tuple[int, int] | frozenset[int]
 """Which dimensions lie in tiles: those that pad least, the last ones, or the last ones of a table (see the module); a
 pair of dimensions: the second one in lanes, or the first one with the second in rows (see `images`); a set: those of
-them that pad least (see `written`)."""
+them that pad least (see `written`), one alone in lanes (see `sliced`)."""
 
 LANES, SUBLANES = 128, 8
 """Columns and rows of a TPU's memory tile, see `device_bytes`."""
@@ -56,7 +56,7 @@ def device_bytes(
         least = np.minimum(waste[:, channels].min(axis=1), waste[:, batch, channels])
     if isinstance(tiling, frozenset):
         dims = sorted(tiling)
-        least = waste[:, dims][:, :, dims].min(axis=(1, 2))
+        least = waste[:, dims][:, :, dims if len(dims) > 1 else range(rank)].min(axis=(1, 2))
     if tiling in ("rows", "table"):
         in_rows = np.where(sizes[:, -1] > 1, waste[:, rank - 1, rank - 2], least)
         kept = (in_rows <= _TABLE_WASTE * least) | (whole * (in_rows - least) <= _TABLE_BYTES)

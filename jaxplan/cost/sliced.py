@@ -1,0 +1,98 @@
+"""How what loops slice lies on TPU: the dimension that an iteration takes one place of is never in lanes.
+
+XLA for TPU puts dimensions that are sliced, or updated, at a place known at run time only outermost: of f32[8, 512]
+with a column an iteration the other dimension is in lanes, however few it has, and so are those of all that is computed
+elementwise with it, in the loop and before it: f32[8, 2048, 2048] whose rows are compared with such columns lies with
+its 8 in 128 lanes, sixteen times its bytes (batched suppression of boxes).  Where two dimensions are left, those that
+pad least are in tiles as elsewhere (loops over slices of batches of 8 to 256 compiled for v5e, jax 0.10.2,
+libtpu 0.0.42.1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ..ir import Graph, Op
+from ..sharding import Rule
+from .residency import Flow
+
+
+def lanes_left(flow: Flow) -> dict[int, frozenset[int]]:
+    """Values of which one dimension is left to lie in lanes -> that dimension.
+
+    The step's arguments and results lie as callers see them, products and what is elementwise made of them as products
+    are made; a loop's copy of any of them is its own.
+    """
+    graph, rules = flow.graph, flow.rules
+    around, given = graph.loops_around(), set(graph.inputs)
+    fixed, found = {*_products(graph, rules), *graph.inputs, *graph.outputs}, dict[int, int]()
+    handing = []
+    for op in graph.ops:
+        part, elementwise = _part(graph, op), rules[op.index].follows
+        if part is not None and around[op.index]:
+            whole = graph.values[op.operands[0]].shape
+            kept = [d for d, (n, m) in enumerate(zip(whole, part, strict=True)) if n == m > 1]
+            if len(kept) == 1 and whole != part and op.operands[0] not in given:
+                found[op.operands[0]] = kept[0]
+        if part is not None or elementwise or op.primitive in ("slice", "split"):
+            handing.append((op, part is not None or not elementwise))
+    known = 0
+    while known < len(found):
+        known = len(found)
+        for op, parts in (*handing, *reversed(handing)):
+            _hand_on(graph, op, rules[op.index], found, fixed, parts)
+    return {value: frozenset({lanes}) for value, lanes in found.items()}
+
+
+def _products(graph: Graph, rules: Sequence[Rule]) -> set[int]:
+    """What products make, and what is made of that elementwise."""
+    found: set[int] = set()
+    for op in graph.ops:
+        rule = rules[op.index]
+        alike = rule.follows and op.primitive != "carry_init"
+        sizes = {_size(graph, v) for v in op.operands if alike and v in found}
+        found.update(v for v in op.results if rule.matmul or _size(graph, v) in sizes)
+    return found
+
+
+def _size(graph: Graph, value: int) -> int:
+    return math.prod(graph.values[value].shape)
+
+
+def _part(graph: Graph, op: Op) -> tuple[int, ...] | None:
+    """Of what takes or replaces one slice at a place known at run time the extents of that; None of anything else.
+
+    XLA makes slices of gathers and scatters with one index: what `vmap` makes of a slice that all take at one place.
+    """
+    shapes = [graph.values[v].shape for v in (*op.operands, *op.results)]
+    if op.primitive == "dynamic_slice":
+        return shapes[-1]
+    if op.primitive == "dynamic_update_slice":
+        return shapes[1]
+    if op.primitive == "gather" and math.prod(shapes[1][:-1]) == 1:
+        return tuple(op.params["slice_sizes"])
+    if op.primitive.startswith("scatter") and math.prod(shapes[1][:-1]) == 1:
+        numbers = op.params["dimension_numbers"]
+        window = iter([shapes[2][d] for d in numbers.update_window_dims])
+        alone = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+        return tuple(1 if d in alone else next(window) for d in range(len(shapes[0])))
+    return None
+
+
+def _hand_on(graph: Graph, op: Op, rule: Rule, found: dict[int, int], fixed: set[int], parts: bool) -> None:
+    """Let what an operation reads and makes lie alike; what is broadcast lies as it may.
+
+    Args:
+      parts: whether it takes or replaces parts; else all have one size.
+    """
+    beside = [*zip(op.operands, rule.operands, strict=True), *zip(op.results, rule.results, strict=True)]
+    known = next(((value, dims) for value, dims in beside if value in found), None)
+    if known is None:
+        return
+    lanes = known[1][found[known[0]]]
+    for value, dims in beside:
+        if value in found or value in fixed or len(dims) < 2 or not lanes:
+            continue
+        if lanes in dims and (parts or _size(graph, value) == _size(graph, known[0])):
+            found[value] = dims.index(lanes)

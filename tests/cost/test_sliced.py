@@ -1,0 +1,68 @@
+"""What loops slice lies on TPU with the other dimension in lanes, however short that is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import AbstractMesh, SingleDeviceSharding
+
+import jaxplan
+
+BATCH, BOXES = 8, 512
+
+
+def suppressed(likeness: Any, kept: Any) -> Any:
+    """Which of a batch's boxes, best first, are kept: none that is like a better one."""
+
+    def body(i: Any, kept: Any) -> Any:
+        like = (likeness[i] > 0.5) & (jnp.arange(BOXES) > i)
+        return jnp.where(kept[i], kept & ~like, kept)
+
+    return lax.fori_loop(0, BOXES, body, kept)
+
+
+def boxes(corners: Any) -> Any:
+    """Boxes are alike that have corners at one place; what they are alike by is written out before the loop."""
+    apart = jnp.abs(corners[:, :, None] - corners[:, None])
+    kept = jax.vmap(suppressed)(jnp.exp(-apart), jnp.ones((BATCH, BOXES), bool))
+    return kept.astype(jnp.float32) + corners
+
+
+def products(corners: Any) -> Any:
+    """The same of what a product makes, which lies as products are made."""
+    alike = jnp.exp(-jnp.einsum("bn,bm->bnm", corners, corners))
+    alike = jnp.einsum("bnk,bkm->bnm", alike, alike)
+    return jax.vmap(suppressed)(alike, jnp.ones((BATCH, BOXES), bool)).astype(jnp.float32) + corners
+
+
+def rows(corners: Any) -> Any:
+    """Nothing beside the rows is sliced: two dimensions are left, and the longer one is in lanes."""
+    apart = jnp.exp(-jnp.abs(corners[:, :, None] - corners[:, None]))
+
+    def body(i: Any, sums: Any) -> Any:
+        return jnp.maximum(sums, lax.dynamic_index_in_dim(apart, i, 1, keepdims=False) * sums)
+
+    return lax.fori_loop(0, BOXES, body, corners)
+
+
+@pytest.mark.parametrize(("step", "least", "most"), [(boxes, 16, 17), (products, 1, 3), (rows, 1, 3)])
+def test_a_batch_in_lanes_is_padded(step: Callable[..., Any], least: float, most: float) -> None:
+    shape = jax.ShapeDtypeStruct((BATCH, BOXES), jnp.float32)
+    plan = jaxplan.plan(step, AbstractMesh((1,), ("data",)), shape, hardware="tpu-v5e")
+    matrices = plan.cost.peak_bytes / (BATCH * BOXES * BOXES * 4)
+    assert least <= matrices < most
+
+
+@pytest.mark.aot_tpu
+def test_as_much_as_xla_compiles(tpu_topology: Callable[[str], Any]) -> None:
+    own = SingleDeviceSharding(tpu_topology("v5e:2x4").devices[0])
+    shape = jax.ShapeDtypeStruct((BATCH, BOXES), jnp.float32, sharding=own)
+    memory = jax.jit(boxes).lower(shape).compile().memory_analysis()
+    shape = jax.ShapeDtypeStruct((BATCH, BOXES), jnp.float32)
+    plan = jaxplan.plan(boxes, AbstractMesh((1,), ("data",)), shape, hardware="tpu-v5e")
+    assert 0.95 <= plan.cost.peak_bytes / memory.peak_memory_in_bytes <= 1.05
