@@ -14,7 +14,7 @@ H100 by jax 0.10.2.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Container, Hashable, Sequence
 from dataclasses import dataclass
 
 from ..ir import Graph
@@ -34,11 +34,11 @@ class Fill:
     read: tuple[tuple[int, int], ...]
 
 
-def fills(flow: Flow, times: Sequence[int]) -> tuple[Fill, ...]:
+def fills(flow: Flow, times: Sequence[int], onto: Container[int] = ()) -> tuple[Fill, ...]:
     """Those of a graph that XLA for GPU has in memory for longer than they are written and read.
 
     Args:
-      times: when each operation runs, see `fusion.Traffic`.
+      times: when each operation runs, see `fusion.Traffic`; onto: what is scattered into no zeros, see `selections`.
     """
     graph, values = flow.graph, flow.graph.values
     outer = _loops_around(graph)
@@ -53,7 +53,7 @@ def fills(flow: Flow, times: Sequence[int]) -> tuple[Fill, ...]:
         loop = flow.loop_of[op.index]
         if op.primitive == "scan_stack":
             written[key(op.results[0], 0.0, outer[loop])].append((op.results[0], _loop_before(graph, outer, loop)))
-        elif op.primitive == "carry_init" or op.primitive.startswith("scatter"):
+        elif op.primitive == "carry_init" or (op.primitive.startswith("scatter") and op.results[0] not in onto):
             if (number := numbers.get(op.operands[0])) is not None and values[op.results[0]].shape:
                 written[key(op.results[0], number, loop)].append((op.results[0], times[op.index]))
         elif op.primitive in _READERS and not flow.source[op.results[0]]:
@@ -62,10 +62,7 @@ def fills(flow: Flow, times: Sequence[int]) -> tuple[Fill, ...]:
                 if (number := numbers.get(value)) is not None and values[value].shape in ((), shape):
                     made = (shape, values[value].dtype, number, loop)
                     read[made].append((op.results[0], times[op.index]))
-    return tuple(
-        Fill(written=tuple(those), read=tuple(read.get(which, ())))
-        for which, those in written.items()
-    )
+    return tuple(Fill(written=tuple(those), read=tuple(read.get(which, ()))) for which, those in written.items())
 
 
 def _loops_around(graph: Graph) -> list[int]:

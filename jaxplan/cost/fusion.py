@@ -25,22 +25,22 @@ from .images import Lanes, copied_reads, image_lanes
 from .in_place import overwritable
 from .invariants import Invariant, loop_invariants
 from .kinds import COMPUTED_AGAIN, LOOP_EDGES, kind_of, source_values
-from .masks import is_dear, is_mask
+from .masks import is_dear, is_mask, padded_for_products
 from .on_chip import Resident, residents
 from .residency import (
     Flow,
     SecondStack,
-    converted_stacks,
     late_products,
-    reordered_arguments,
-    reordered_stacks,
     run_times,
+    second_stacks,
     stack_traffic,
     taken_in,
     unmoved,
     written_again,
 )
 from .scores import exponentiated, is_batched
+from .selections import WideCopy, added_onto, gathered_from, wide_copies
+from .siblings import beside_sums
 from .sliced import lanes_left
 from .squares import Squares, shared_squares
 from .tables import RowUpdate, row_updates, tiled_in_rows
@@ -63,7 +63,8 @@ class Traffic:
       over: TPU: for values those whose buffers they may take, see `overwritable`.
       images: TPU: values in the layout of convolutions, see `image_lanes`.
       rows: TPU: see `sliced`, `written`, `tiled_in_rows`; copied_images: see `copied_reads`; tables: see `row_updates`;
-        spread: see `spread_reads`; squares: TPU: see `shared_squares`; apart: GPU: see `made_apart`.
+        spread: see `spread_reads`; squares: TPU: see `shared_squares`; apart: GPU: see `made_apart`; wide: TPU: see
+        `wide_copies`.
       kernels: TPU: for every operation the kernel of the vector unit that it is part of; else None throughout.
       producers: for every value the operation that makes it, or -1.
       times: when each operation runs, as the index of an operation.  TPU: what is fused runs as soon as its last
@@ -86,6 +87,7 @@ class Traffic:
     tables: tuple[RowUpdate, ...]
     spread: tuple[Spread, ...]
     squares: tuple[Squares, ...]
+    wide: tuple[WideCopy, ...]
     apart: Mapping[int, tuple[tuple[int, int], ...]]
     kernels: tuple[VectorKernel | None, ...]
     producers: tuple[int, ...]
@@ -131,13 +133,11 @@ class _Kernels:
             for t in range(loop.start, loop.stop):
                 self.loop_of[t] = position  # inner loops stand after outer ones
         self.product_operands = {
-            unmoved(graph, self.producers, v)
-            for op in graph.ops
-            if rules[op.index].matmul
-            for v in op.operands
+            unmoved(graph, self.producers, v) for op in graph.ops if rules[op.index].matmul for v in op.operands
         }
         self.op_level, self.value_level = [0] * len(graph.ops), [0] * len(graph.values)
         self._find_levels()
+        self.onto = dict(added_onto(graph, self.producers)) if platform == "gpu" else {}
         forced = self._forced()
         self.stored, self.cheap, self.again = list(forced), set[int](), frozenset[int]()
         self.leaves: list[Mapping[int, float] | None] = [None] * len(graph.values)
@@ -178,8 +178,9 @@ class _Kernels:
 
     def _forced(self) -> list[bool]:
         """Values in memory whatever is computed again."""
-        stored = [False] * len(self.graph.values)
-        for value in (*self.graph.inputs, *self.graph.outputs, *self.graph.constants):
+        stored, tpu = [False] * len(self.graph.values), self.platform == "tpu"
+        padded = padded_for_products(self.graph, self.producers) if tpu else set()
+        for value in (*self.graph.inputs, *self.graph.outputs, *self.graph.constants, *padded):
             stored[value] = True
         for op in self.graph.ops:
             if self.rules[op.index].source:
@@ -187,8 +188,8 @@ class _Kernels:
             kind = self.kinds[op.index]
             closed = kind == "heavy" and not self._open(op)
             whole: list[int] = []
-            if op.primitive == "gather":
-                whole += map(self._gathered_from, op.operands)
+            if op.primitive == "gather" and kind == "heavy":
+                whole += [gathered_from(self.graph, self.producers, v) if tpu else v for v in op.operands]
             elif (closed and op.primitive != "dot_general") or op.primitive == "scan_slice":
                 whole += op.operands
             if closed or kind == "reduction":
@@ -198,13 +199,9 @@ class _Kernels:
             whole += [v for v in op.operands if not self._here(v, op)]
             for value in whole:
                 stored[value] = True
+        for total in self.onto.values():
+            stored[total] = True
         return [kept and not source for kept, source in zip(stored, self.source, strict=True)]
-
-    def _gathered_from(self, value: int) -> int:
-        """What a gather reads: XLA for TPU converts what was gathered (of f32 logits and tables, that come of bf16)."""
-        made = self.producers[value]
-        op = self.graph.ops[made] if self.platform == "tpu" and made >= 0 else None
-        return self._gathered_from(op.operands[0]) if op and op.primitive == "convert_element_type" else value
 
     def _find_leaves(self) -> tuple[set[int], Mapping[int, set[int]]]:
         """From which stored values a kernel computes each value again; stores what it can't and a later level reads.
@@ -315,8 +312,9 @@ class _Kernels:
             made = [written_by(op, v, self.written) for v in op.results]
             writes.append(tuple([self.bytes[v] * self.share[v] * w for v, w in zip(made, kept, strict=True)]))
         apart = made_apart(flow, self.cheap) if self.platform == "gpu" else {}
+        elsewhere = {*apart, *self.written.shared, *self.onto}
         return Traffic(
-            stored=tuple(s and v not in apart and v not in self.written.shared for v, s in enumerate(self.stored)),
+            stored=tuple(s and v not in elsewhere for v, s in enumerate(self.stored)),
             inside=tuple(
                 made >= 0 and not kept and not source and leaves is None
                 for made, kept, source, leaves in zip(
@@ -325,8 +323,8 @@ class _Kernels:
             ),
             reads=tuple(reads),
             writes=tuple(writes),
-            second_stacks=self._second_stacks(flow),
-            fills=fills(flow, times) if self.platform == "gpu" else (),
+            second_stacks=second_stacks(flow, self.platform),
+            fills=fills(flow, times, self.onto) if self.platform == "gpu" else (),
             invariants=loop_invariants(flow) if self.platform == "gpu" else (),
             over=overwritable(flow, self.stored) if tpu else {},
             images=images,
@@ -335,6 +333,7 @@ class _Kernels:
             tables=row_updates(self.graph, self.rules) if tpu else (),
             spread=spread_reads(self.graph, images) if images else (),
             squares=shared_squares(flow, self.stored) if tpu else (),
+            wide=wide_copies(self.graph, self.producers) if tpu else (),
             apart=apart,
             kernels=vector_kernels(flow, reads, writes, self._at_hand, self.op_level) if tpu else (None,) * len(reads),
             producers=tuple(self.producers),
@@ -345,12 +344,9 @@ class _Kernels:
     def _times(self, flow: Flow) -> tuple[int, ...]:
         if self.platform == "tpu":
             return run_times(flow, self.stored)
-        return late_products(flow, self.stored) if self.platform == "gpu" else tuple(range(len(self.graph.ops)))
-
-    def _second_stacks(self, flow: Flow) -> tuple[SecondStack, ...]:
-        if self.platform == "tpu":
-            return converted_stacks(flow)
-        return (*reordered_stacks(flow), *reordered_arguments(flow)) if self.platform == "gpu" else ()
+        if self.platform != "gpu":
+            return tuple(range(len(self.graph.ops)))
+        return beside_sums(flow, late_products(flow, self.stored), self.stored, self.leaves, self.op_level)
 
     def _runs(self, carried: set[int]) -> list[bool]:
         """Whether each operation runs at its level: cheap ones whose readers all run later are computed there only."""

@@ -7,6 +7,9 @@ elements or fewer, masks are packed into bits, an eighth of a byte each, and bes
 than the f32 argument, which is what is counted.)  Seen in networks of relus and dropouts over matrices, sequences and
 images of 14 to 112 pixels a side, compiled for v5e, jax 0.10.2, libtpu 0.0.42.1.
 
+It pads in the kernel of a product, and computes what is padded in one before it: of a language model's loss over
+`logits[:, :-1]` the logits' gradient is in memory, of one over all logits it is not.
+
 XLA for GPU stores a tanh or an error function in bf16 that the backward pass reads again, though its argument is in
 memory too: of a gelu the argument, the tanh and the result (MLPs of six layers, GPTs of four unrolled ones, a BERT and
 a ConvNeXt, compiled for H100, jax 0.10.2).  In f32, twice the bytes, it computes them again (an MLP-Mixer and a
@@ -15,7 +18,11 @@ perceiver), a logistic function always.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..ir import Graph, Op, Value
+from .residency import unmoved
+from .selections import is_selection
 
 _DEAR = frozenset({"tanh", "erf", "erfc"})
 _DEAR_BYTES = 2
@@ -34,10 +41,19 @@ def is_hash(graph: Graph, op: Op) -> bool:
 def fused_on(platform: str, graph: Graph, op: Op) -> bool:
     """Whether XLA for a platform fuses an operation that is neither elementwise nor movement.
 
-    On TPU what hashes keys; on GPU gathers (a graph attention network's messages are gathered, weighed and added in one
-    kernel, H100, jax 0.10.2).
+    On TPU what hashes keys, and what adds to one element of each row; on GPU gathers (a graph attention network's
+    messages are gathered, weighed and added in one kernel, H100, jax 0.10.2).
     """
-    return op.primitive == "gather" if platform == "gpu" else platform == "tpu" and is_hash(graph, op)
+    if platform == "gpu":
+        return op.primitive == "gather"
+    return platform == "tpu" and (is_hash(graph, op) or is_selection(graph, op))
+
+
+def padded_for_products(graph: Graph, producers: Sequence[int]) -> set[int]:
+    """What is padded for a product on TPU."""
+    read = {unmoved(graph, producers, v) for op in graph.ops if op.primitive == "dot_general" for v in op.operands}
+    makers = [graph.ops[producers[v]] for v in sorted(read) if producers[v] >= 0]
+    return {op.operands[0] for op in makers if op.primitive == "pad"}
 
 
 def is_dear(graph: Graph, op: Op) -> bool:

@@ -65,9 +65,7 @@ def run_times(flow: Flow, stored: Sequence[bool]) -> tuple[int, ...]:
             if first >= 0:
                 times[op.index] = first
             elif not kept:  # computed where it is read
-                times[op.index] = (
-                    flow.graph.loops[flow.loop_of[op.index]].start if flow.loop_of[op.index] >= 0 else 0
-                )
+                times[op.index] = flow.graph.loops[flow.loop_of[op.index]].start if flow.loop_of[op.index] >= 0 else 0
             for value in op.results:
                 ready[value] = first if first >= 0 or not kept else op.index
         else:
@@ -122,6 +120,13 @@ def _ready(flow: Flow, value: int, op: Op, ready: Sequence[int]) -> int:
     return -1
 
 
+def second_stacks(flow: Flow, platform: str) -> tuple[SecondStack, ...]:
+    """What is in memory twice on "tpu", "gpu" or "cpu"."""
+    if platform == "tpu":
+        return converted_stacks(flow)
+    return (*reordered_stacks(flow), *reordered_arguments(flow)) if platform == "gpu" else ()
+
+
 def converted_stacks(flow: Flow) -> tuple[SecondStack, ...]:
     """One for each argument that loops slice and read in a smaller type, or read so as it is."""
     graph, found = flow.graph, dict[tuple[int, str], SecondStack]()
@@ -135,7 +140,7 @@ def converted_stacks(flow: Flow) -> tuple[SecondStack, ...]:
         converted = op.operands[0] if op.primitive == "convert_element_type" else -1
         sliced = slices.get(op.results[0] if op.primitive == "scan_slice" else converted)
         if sliced is not None and flow.producers[sliced.operands[0]] < 0:
-            before, after = graph.values[sliced.results[0] if sliced is not op else op.operands[0]], op.results[0]
+            before, after = (graph.values[sliced.results[0] if sliced is not op else op.operands[0]], op.results[0])
             if graph.values[after].item_bytes < before.item_bytes:
                 loop = graph.loops[flow.loop_of[sliced.index]]
                 add(sliced.operands[0], after, graph.values[after].dtype, loop.trips, loop, sliced.index)
@@ -292,8 +297,7 @@ def permuted(flow: Flow, value: int) -> bool:
             shape = flow.graph.values[value].shape
             order = [d for d, size in zip(op.params["permutation"], shape, strict=True) if size > 1]
             return (
-                order != sorted(order)
-                and flow.rules[flow.producers[unmoved(flow.graph, flow.producers, value)]].matmul
+                order != sorted(order) and flow.rules[flow.producers[unmoved(flow.graph, flow.producers, value)]].matmul
             )
         if flow.kinds[producer] != "fused":
             return False
@@ -314,9 +318,7 @@ def unmoved(graph: Graph, producers: Sequence[int], value: int) -> int:
     return value
 
 
-def taken_in(
-    graph: Graph, producers: Sequence[int], kinds: Sequence[str], source: Sequence[bool], value: int
-) -> int:
+def taken_in(graph: Graph, producers: Sequence[int], kinds: Sequence[str], source: Sequence[bool], value: int) -> int:
     """What a GPU's product that reads `value` has in memory.
 
     XLA's Triton products compute of it what reads no more bytes than it makes (`IsInputWorthFusing`,

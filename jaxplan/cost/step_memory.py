@@ -18,6 +18,7 @@ from .invariants import Invariant
 from .memory import MemoryProfile, simulate_memory
 from .model import CostModel
 from .pooling import pooling_scratch
+from .rings import ring_operands
 from .split_k import split_scratch
 from .tiles import device_bytes
 
@@ -52,6 +53,13 @@ def step_memory(
     for op, size in apart_scratch(graph, axes, crossing.apart, reads).items():
         scratch[op] = scratch.get(op, 0) + size
     beside = [*(moved.copies if moved else ()), *_handed_over(graph, axes, crossing.invariants, values)]
+    if model.profile.kind == "tpu":
+        beside += ring_operands(graph, axes, stored, crossing.producers, times, values, reads)
+    for wide in crossing.wide:
+        if (row := reads.get((wide.gather, 0))) is not None:
+            tensor = graph.values[graph.ops[wide.gather].operands[0]]
+            size = int(device_bytes(tensor, row[None], axes, model.profile.kind)[0])
+            beside.append((times[wide.made], times[wide.gather] + 1, size))
     return simulate_memory(
         graph, axes, stored, kinds, values, reads,
         inside=crossing.inside, second_stacks=crossing.second_stacks, fills=crossing.fills, times=times,

@@ -1,0 +1,86 @@
+"""Elements that are taken by index, as a cross entropy its labels' logits, and added to.
+
+XLA for TPU takes elements from what is in memory.  Where that is a product's result in a wider type, the product's
+kernel writes both: the narrow one, from which everything else is computed again, and the wide one for the gather (f32
+beside bf16 logits).  Of a table, an argument, rows are gathered as they are and converted then.
+
+What adds to one element of each row becomes a comparison with the row's index and a selection, fused like any other:
+the gradient of `take_along_axis` with one index a row is never stored.  With several indices a row, or where rows are
+counted by indices too (`x[jnp.arange(n), labels]`), a scatter stays one.  (Losses and their gradients along the last, a
+middle and the first of two and three dimensions, compiled for v5e, jax 0.10.2, libtpu 0.0.42.1.)
+
+XLA for GPU takes elements of what it computes for that, and scatters onto what a scatter into zeros is added to
+afterwards, in its place (cross entropies of bf16 and f32 logits, tables that are read twice, compiled for H100).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ..ir import Graph, Op
+
+_HANDED_ON = frozenset({"convert_element_type", "reshape", "slice", "squeeze"})
+
+
+class WideCopy(NamedTuple):
+    """What a gather reads in a wider type than is kept: the operation that makes it, and the gather."""
+
+    made: int
+    gather: int
+
+
+def is_selection(graph: Graph, op: Op) -> bool:
+    """Whether an operation adds to, or sets, one element of each row of a tensor."""
+    if op.primitive not in ("scatter", "scatter-add"):
+        return False
+    dims, shape = op.params["dimension_numbers"], graph.values[op.operands[0]].shape
+    along = set(range(len(shape))) - set(dims.operand_batching_dims)
+    rows = math.prod(shape[d] for d in dims.operand_batching_dims)
+    return (
+        len(along) == 1
+        and not dims.update_window_dims
+        and math.prod(graph.values[op.operands[2]].shape) == rows
+    )
+
+
+def gathered_from(graph: Graph, producers: Sequence[int], value: int) -> int:
+    """What is kept of a value that a gather reads: the argument or the narrower result that it is converted from."""
+    kept, narrower, converted = value, value, False
+    while producers[kept] >= 0 and graph.ops[producers[kept]].primitive in _HANDED_ON:
+        maker = graph.ops[producers[kept]]
+        kept, converted = maker.operands[0], converted or maker.primitive == "convert_element_type"
+        if graph.values[kept].item_bytes < graph.values[value].item_bytes:
+            narrower = kept
+    return kept if converted and producers[kept] < 0 else narrower
+
+
+def wide_copies(graph: Graph, producers: Sequence[int]) -> tuple[WideCopy, ...]:
+    """Of every gather whose operand is kept in a narrower type, but for an argument's."""
+    found = []
+    for op in graph.ops:
+        if op.primitive == "gather":
+            kept = gathered_from(graph, producers, op.operands[0])
+            if kept != op.operands[0] and producers[kept] >= 0:
+                found.append(WideCopy(producers[op.operands[0]], op.index))
+    return tuple(found)
+
+
+def added_onto(graph: Graph, producers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """(what is scattered into zeros, the sum that is its only reader): XLA for GPU scatters onto the other addend."""
+    uses = graph.uses()
+    for op in graph.ops:
+        if op.primitive in ("add", "add_any"):
+            for value in op.operands:
+                maker = graph.ops[producers[value]] if producers[value] >= 0 else None
+                if maker is not None and maker.primitive == "scatter-add" and len(uses[value]) == 1:
+                    if _is_zero(graph, producers, maker.operands[0]):
+                        yield value, op.results[0]
+                        break
+
+
+def _is_zero(graph: Graph, producers: Sequence[int], value: int) -> bool:
+    while producers[value] >= 0 and graph.ops[producers[value]].primitive == "broadcast_in_dim":
+        value = graph.ops[producers[value]].operands[0]
+    return graph.values[value].number == 0
