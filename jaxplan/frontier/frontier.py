@@ -24,19 +24,26 @@ from ..api import (
     step_of_shapes,
     target_of,
 )
+from ..cost import MemoryProfile
 from ..errors import ArgumentError, InfeasibleError
 from ..plans import Plan
 from ..search import (
+    Decision,
     SearchResult,
     Space,
     Termination,
     Tradeoff,
     TradeoffPoint,
+    Weigh,
     decide,
     folded_tradeoff,
     tradeoff,
 )
+from ..units import format_bytes
 from .points import Frontier, FrontierPoint
+
+Simulated = Callable[[tuple[int, ...]], tuple[Decision, MemoryProfile]]
+"""An assignment -> what it decides, and its memory with the copies that resharding makes."""
 
 #: Decisions from which on layers that repeat are decided once, if not told otherwise: tables over fewer take seconds.
 FOLD_NODES = 4000
@@ -74,8 +81,22 @@ def frontier(
     ready = prepared(traced, target, memory_bytes, constraints, chosen, step.said(traced, target.axes))
     pipeline = ready.pipeline
     space = pipeline.space(ready.pins)
-    found, method = _searched(space, chosen, eps=eps, time_limit_s=time_limit_s, say=pipeline.say)
-    points = _points(pipeline, space, found)
+
+    @cache
+    def simulated(assignment: tuple[int, ...]) -> tuple[Decision, MemoryProfile]:
+        decision = decide(space, assignment)
+        return decision, pipeline.simulate(decision)
+
+    found, method = _searched(
+        space, chosen, eps=eps, time_limit_s=time_limit_s, say=pipeline.say,
+        weigh=lambda assignment: simulated(assignment)[1].peak_bytes,
+    )  # fmt: skip
+    points = _points(pipeline, space, found, simulated)
+    if points and found.spent_bytes >= 0:
+        method += (
+            f"; no more of those that count under {format_bytes(found.spent_bytes + 1)} were looked for: such as were "
+            "found take more memory than faster ones do, with the copies that resharding makes"
+        )
     if not points:
         raise InfeasibleError(
             f"no plan for `{traced.name}`: every assignment is forbidden by its constraints"
@@ -93,10 +114,12 @@ def frontier(
 
 
 def _searched(
-    space: Space, options: Options, *, eps: float, time_limit_s: float, say: Callable[[str], None]
+    space: Space, options: Options, *, eps: float, time_limit_s: float, say: Callable[[str], None], weigh: Weigh
 ) -> tuple[Tradeoff, str]:
     """The frontier, folded where `options.fold` says so or, by "auto", where that leaves a large problem small."""
-    limits: dict[str, Any] = {"eps": eps, "time_limit_s": time_limit_s, "seed": options.seed, "say": say}
+    limits: dict[str, Any] = {
+        "eps": eps, "time_limit_s": time_limit_s, "seed": options.seed, "say": say, "weigh": weigh,
+    }  # fmt: skip
     if options.fold is True or (options.fold == "auto" and len(space.problem.nodes) >= FOLD_NODES):
         folded = folded_tradeoff(space.folds, **limits)
         if folded is not None:
@@ -104,13 +127,14 @@ def _searched(
     return tradeoff(space.problem, **limits)
 
 
-def _points(pipeline: Pipeline, space: Space, found: Tradeoff) -> tuple[FrontierPoint, ...]:
+def _points(
+    pipeline: Pipeline, space: Space, found: Tradeoff, simulated_of: Simulated
+) -> tuple[FrontierPoint, ...]:
     """The points with their peaks as simulated, less those that another one beats then."""
     simulated = []
     regrets = zip(found.regrets, found.apart_regrets or found.regrets, strict=True)
     for point, (later, apart) in zip(found.points, regrets, strict=True):
-        decision = decide(space, point.assignment)
-        memory = pipeline.simulate(decision)
+        decision, memory = simulated_of(point.assignment)
         one = Found(space=space, result=_result(point, found), decision=decision, memory=memory)
         # of a point within a grain of the next nothing is said later on
         regret = max(later, point.objective_s / one.result.bound_s - 1) if one.result.bound_s > 0 else later

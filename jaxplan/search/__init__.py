@@ -28,6 +28,7 @@ from .folds import Folds as Folds
 from .ilp import solve as solve
 from .known import Tradeoff as Tradeoff
 from .known import TradeoffPoint as TradeoffPoint
+from .known import Weigh as Weigh
 from .known import staircase as staircase
 from .least_peak import least_peak as least_peak
 from .problem import Edge as Edge

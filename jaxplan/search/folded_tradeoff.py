@@ -15,7 +15,7 @@ from dataclasses import replace
 from .base import Incumbent
 from .evaluate import Evaluator
 from .folds import DEPTHS, Folds
-from .known import Floor, Known, Tradeoff, TradeoffPoint, staircase
+from .known import Floor, Known, Tradeoff, TradeoffPoint, Weigh, staircase
 from .lifted import LiftedAscent, ascend
 from .reduce import reduce
 from .tradeoff import tradeoff
@@ -31,6 +31,7 @@ def folded_tradeoff(
     time_limit_s: float,
     seed: int = 0,
     say: Callable[[str], None] = lambda _: None,
+    weigh: Weigh | None = None,
 ) -> tuple[Tradeoff, str] | None:
     """As `tradeoff`, of what a problem has with nodes that are alike choosing alike; `Tradeoff.apart` bounds all of it.
 
@@ -40,7 +41,11 @@ def folded_tradeoff(
     tied = folds.tied(DEPTHS[0], None)
     if tied is None:
         return None
-    found, method = tradeoff(tied.problem, eps=eps, time_limit_s=time_limit_s, seed=seed, say=say)
+    lift = tied.lift
+    found, method = tradeoff(
+        tied.problem, eps=eps, time_limit_s=time_limit_s, seed=seed, say=say,
+        weigh=weigh and (lambda assignment: weigh(lift(assignment))),
+    )  # fmt: skip
     judge, points = Evaluator(folds.problem), list[TradeoffPoint]()
     for point in found.points:
         lifted = tied.lift(point.assignment)

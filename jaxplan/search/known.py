@@ -10,7 +10,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -21,6 +21,12 @@ from .problem import Floats, Ints, StrategyProblem
 
 BudgetSearch = Callable[[StrategyProblem, tuple[int, ...]], SearchResult]
 """(a problem with its limit, an assignment to start from or ()) -> the search's result."""
+
+Weigh = Callable[[tuple[int, ...]], int]
+"""An assignment -> bytes of its peak as it is simulated, with what the search does not count."""
+
+#: Points that count more bytes than a budget: so many of the nearest are weighed against those within it.
+NEAREST = 4
 
 #: What float sums in another order can make of a cost, relatively.
 ROUNDING = 1e-9
@@ -57,6 +63,7 @@ class Tradeoff:
       floor: (bytes, seconds) steps by increasing bytes: with a budget under the next step's bytes nothing is faster.
       rows, largest: how many time steps the tables carried, and the entries of the largest; 0 of a sweep.
       grain_bytes: budgets that differ by no more were not told apart.
+      spent_bytes: up to here no more was looked for: what counts so little needs more than faster ones; -1: nowhere.
       apart: None, or the floor is of assignments in which nodes that are alike choose alike, and this is that of all.
     """
 
@@ -65,6 +72,7 @@ class Tradeoff:
     rows: int
     largest: int
     grain_bytes: int = 0
+    spent_bytes: int = -1
     apart: tuple[tuple[int, float], ...] | None = None
 
     def at_memory(self, budget_bytes: int) -> TradeoffPoint | None:
@@ -206,10 +214,12 @@ class Known:
 
     Attributes:
       top_bytes: more than this nothing needs; whole: whether tables over the whole problem were made.
+      spent_bytes: up to here nothing is looked for any more (see `spend`); -1: nowhere.
     """
 
-    def __init__(self, problem: StrategyProblem, eps: float) -> None:
+    def __init__(self, problem: StrategyProblem, eps: float, weigh: Weigh | None = None) -> None:
         self.problem, self.eps = problem, eps
+        self._weigh, self.spent_bytes = weigh and cache(weigh), -1
         self.top_bytes = _most_bytes(problem)
         self.points: dict[tuple[int, ...], TradeoffPoint] = {}
         self.floors: list[Floor | AnyOf] = []
@@ -245,6 +255,27 @@ class Known:
         if result.found:
             self.note(result.assignment)
 
+    def spend(self, limit_bytes: int, rough: BudgetSearch) -> bool:
+        """Whether what is within a budget is worth no search; then nothing is looked for there from now on.
+
+        That is no proof: what is known there is beaten once it is weighed, and so is what a rough search finds besides.
+        """
+        if self._beaten(limit_bytes):
+            within = bisect_right(self.front(), limit_bytes, key=lambda point: point.peak_bytes)
+            self.ask(rough, limit_bytes, self.front()[within - 1].assignment)
+            if self._beaten(limit_bytes):
+                self.spent_bytes = max(self.spent_bytes, limit_bytes)
+        return limit_bytes <= self.spent_bytes
+
+    def _beaten(self, limit_bytes: int) -> bool:
+        """Whether the smallest and the fastest point within a budget weigh no less than a faster one over it."""
+        front = self.front()
+        within = bisect_right(front, limit_bytes, key=lambda point: point.peak_bytes)
+        if self._weigh is None or within in (0, len(front)):
+            return False
+        least = min(self._weigh(point.assignment) for point in {front[0], front[within - 1]})
+        return any(self._weigh(point.assignment) <= least for point in front[within : within + NEAREST])
+
     def front(self) -> tuple[TradeoffPoint, ...]:
         """The points that no other one beats."""
         if self._new:
@@ -272,7 +303,9 @@ class Known:
         )
 
     def gaps(self) -> list[Gap]:
-        """What is not known, by increasing budget; nothing that is narrower than a grain, or than `eps` in seconds."""
+        """What is not known, by increasing budget; nothing that is narrower than a grain, or than `eps` in seconds, nor
+        what is spent.
+        """
         front = self.front()
         if not front:
             return []
@@ -296,7 +329,7 @@ class Known:
                 low_bytes=int(first[i]), high_bytes=int(high[i]), fast_s=float(fast[i]), slow_s=float(slow[i]),
                 start=front[i].assignment,
             )
-            for i in np.flatnonzero((fast < known_s) & wide)
+            for i in np.flatnonzero((fast < known_s) & wide & (high > self.spent_bytes))
         ]  # fmt: skip
 
     def best_at(self, budget_bytes: int) -> float:

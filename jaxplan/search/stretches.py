@@ -56,6 +56,9 @@ FINER = 0.1
 #: stretch that is tried with these: first some tenths of a second, and where nothing is left to be parted some seconds.
 EFFORTS = ((500_000, 5_000_000, 1e-3), (2_000_000, 30_000_000, 1e-4))
 
+#: Advances at one budget after which it is asked whether what is there is worth more of them.
+HARD = 3
+
 #: Bounds under this share of what the smallest peak costs are no measure of a stretch.
 LEAST_UNIT = 0.01
 
@@ -69,6 +72,7 @@ def walk_frontier(
     known: Known,
     search: BudgetSearch,
     *,
+    rough: BudgetSearch | None = None,
     deadline: float = math.inf,
     on_stretch: Callable[[int, int], None] | None = None,
 ) -> Stretches:
@@ -76,18 +80,19 @@ def walk_frontier(
 
     Args:
       known: with the smallest peak among its points.
-      search: an exact one, for single budgets that tables don't decide.
+      search: an exact one, for single budgets that tables don't decide; rough: one for a look at those where tables
+        are dear, if what is known can tell what is worth nothing there (`Known.spend`).
       deadline: no stretch begins after it, in `time.monotonic` seconds.
       on_stretch: told the number of points so far and the budget that is next, after each stretch.
 
     Returns what can go on with single budgets.
     """
-    stretches = Stretches(known, deadline)
+    stretches = Stretches(known, deadline, rough)
     while time.monotonic() < deadline and (gaps := known.gaps()):
         # what is within a grain of the next point is not told from it
         limit = max(gaps[-1].low_bytes, gaps[-1].high_bytes - known.grain_bytes)
         if not stretches.cover(limit):
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= deadline or limit <= known.spent_bytes:
                 break
             known.ask(search, limit, gaps[-1].start)
             if known.gap_at(limit) is not None:
@@ -123,8 +128,8 @@ class Stretches:
     `rows_carried` time steps at most were carried, `largest` entries are in the largest table (0: none was made).
     """
 
-    def __init__(self, known: Known, deadline: float) -> None:
-        self.known, self.deadline = known, deadline
+    def __init__(self, known: Known, deadline: float, rough: BudgetSearch | None = None) -> None:
+        self.known, self.deadline, self._rough = known, deadline, rough
         self.reduction = reduce(known.problem, for_peak=True)
         self.small = self.reduction.problem
         self.share, self.rows = FIRST, list[int]()
@@ -140,12 +145,16 @@ class Stretches:
         known, floors = self.known, self.known.floors
         parts = self._parts_within(limit)
         floors.append(AnyOf(limit, ()))
+        advances = 0
         while True:
             floors[-1] = AnyOf(limit, tuple(part.floor for part in parts))
             self._parts, self._limit = parts, limit
             is_open = known.slack_at(limit) > known.eps and known.gap_at(limit) is not None
             if not is_open or time.monotonic() > self.deadline:
                 return not is_open
+            if advances == HARD and self._rough is not None and known.spend(limit, self._rough):
+                return False
+            advances += 1
             part = min(parts, key=lambda one: one.low_s(limit))
             try:
                 then = self._advance(part, limit, len(parts) < MOST_PARTS)

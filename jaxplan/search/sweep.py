@@ -27,6 +27,7 @@ def sweep_frontier(
     known: Known,
     search: BudgetSearch,
     *,
+    rough: BudgetSearch | None = None,
     deadline: float = math.inf,
     first: Callable[[int], bool] = lambda _: False,
     on_point: Callable[[int, int], None] | None = None,
@@ -34,7 +35,8 @@ def sweep_frontier(
     """Close the gaps of what is known of a frontier, the widest first; the number of searches.
 
     Args:
-      known: with at least one point; search: an exact one.
+      known: with at least one point; search: an exact one; rough: one that asks first whether a budget is worth it
+        (`Known.spend`).
       deadline: no search begins after it, in `time.monotonic` seconds.
       first: tried before a search where the gap is flat: whether it closed the gap at a budget.
       on_point: told the number of searches so far and of the gaps that are left, after each.
@@ -42,6 +44,8 @@ def sweep_frontier(
     searched = 0
     while time.monotonic() < deadline and (gaps := known.gaps()):
         widest = max(gaps, key=lambda gap: (gap.width, gap.low_bytes))
+        if rough is not None and known.spend(widest.high_bytes, rough):
+            continue
         budget = _budget(widest, known)
         # where all that is known is far too slow, tables would leave nothing out
         if not (_flat(widest) and first(budget)) and time.monotonic() < deadline:

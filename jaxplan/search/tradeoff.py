@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from .base import SearchResult, Termination
 from .frontier import trace_frontier
 from .frontier_elimination import TooWide
 from .ilp import solve
-from .known import Known, Tradeoff
+from .known import BudgetSearch, Known, Tradeoff, Weigh
 from .least_peak import least_peak
 from .problem import StrategyProblem
 from .program import OutOfTime
@@ -28,6 +29,9 @@ WHOLE_ROWS, WHOLE_SUMS, WHOLE_SHARE = 2, 100_000, 0.25
 #: The part of the time that may be spent on the least peak, without which there is no small end of the frontier.
 LEAST_SHARE = 0.25
 
+#: The gap of a search that only looks what there is about.
+ROUGH_GAP = 0.1
+
 #: Of the least peak that is given, relatively.
 LEAST_GAP = 1e-3
 
@@ -39,6 +43,7 @@ def tradeoff(
     time_limit_s: float,
     seed: int = 0,
     say: Callable[[str], None] = lambda _: None,
+    weigh: Weigh | None = None,
 ) -> tuple[Tradeoff, str]:
     """The frontier and, in words, how it was found; `limit_bytes` is not looked at.
 
@@ -46,8 +51,10 @@ def tradeoff(
       eps: plans whose times differ by less, relatively, or whose peaks by less of what lies between the smallest and
         the largest, are not parted; time_limit_s: no stretch or search begins after it; loading
         compiled code is not counted.
+      weigh: the bytes of an assignment with what the problem does not count.  Where what counts fewest needs more of
+        them than something faster, that end of the frontier is left where searching it is dear.
     """
-    begun, known = time.monotonic(), Known(problem, eps)
+    begun, known = time.monotonic(), Known(problem, eps, weigh)
     try:
         found = trace_frontier(
             problem, width=eps, most_sums=WHOLE_SUMS, most_rows=WHOLE_ROWS,
@@ -66,9 +73,13 @@ def tradeoff(
     load_walk()
     begun += time.monotonic() - loading
 
-    def search(limited: StrategyProblem, start: tuple[int, ...]) -> SearchResult:
-        gap = max(eps / 10, 1e-6)
-        return solve(limited, time_limit_s=BUDGET_S, relative_gap=gap, seed=seed, hint=start or None)
+    def within(gap: float) -> BudgetSearch:
+        def search(limited: StrategyProblem, start: tuple[int, ...]) -> SearchResult:
+            return solve(limited, time_limit_s=BUDGET_S, relative_gap=gap, seed=seed, hint=start or None)
+
+        return search
+
+    search, rough = within(max(eps / 10, 1e-6)), within(ROUGH_GAP)
 
     least = least_peak(problem, time_limit_s=max(BUDGET_S, LEAST_SHARE * time_limit_s), seed=seed)
     if least.found:
@@ -80,7 +91,7 @@ def tradeoff(
         return known.tradeoff(0, rows=0, largest=0), "nothing is possible"
     smallest = known.front()[0]
     stretches = walk_frontier(
-        known, search, deadline=begun + WALK_SHARE * time_limit_s,
+        known, search, rough=rough, deadline=begun + WALK_SHARE * time_limit_s,
         on_stretch=lambda points, budget: say(f"{points} points; next those within {budget} bytes"),
     )  # fmt: skip
     deadline = begun + time_limit_s
@@ -101,7 +112,7 @@ def tradeoff(
         return stretches.cover(limit)
 
     searched += sweep_frontier(
-        known, search, deadline=deadline, first=cover,
+        known, search, rough=rough, deadline=deadline, first=cover,
         on_point=lambda count, gaps: say(f"{count} budgets searched; {gaps} gaps were open"),
     )  # fmt: skip
     rows, largest = stretches.rows_carried, stretches.largest
@@ -110,5 +121,4 @@ def tradeoff(
     ways = ["by elimination of all"] if known.whole else []
     ways += ["by elimination, stretch by stretch"] if largest else []
     ways += [f"by {searched} searches under different budgets"] if searched or not ways else []
-    return found, ", and ".join(ways)
-
+    return replace(found, spent_bytes=known.spent_bytes), ", and ".join(ways)

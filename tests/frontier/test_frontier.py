@@ -184,10 +184,12 @@ def test_points_that_simulation_drops_make_no_regret(monkeypatch: pytest.MonkeyP
     assert found.regrets == pytest.approx((0.2, 0.0, 0.0))
     # copies make the second one larger than the third
     simulated = {10: 15, 20: 100, 30: 40}
-    monkeypatch.setattr(module, "decide", lambda space, assignment: assignment[0])
     monkeypatch.setattr(module, "Found", lambda **parts: SimpleNamespace(**parts))
-    pipeline = SimpleNamespace(simulate=lambda size: SimpleNamespace(peak_bytes=simulated[size]))
-    left = module._points(pipeline, None, found)
+
+    def simulated_of(assignment: tuple[int, ...]) -> tuple[Any, Any]:
+        return None, SimpleNamespace(peak_bytes=simulated[assignment[0]])
+
+    left = module._points(None, None, found, simulated_of)
     assert [(p.peak_bytes, p.counted_bytes, p.step_s) for p in left] == [(15, 10, 3.0), (40, 30, 1.0)]
     # nothing under the second one's bytes is faster than 2.5 s; what is as large as it was found, and is no gain
     assert [p.regret for p in left] == pytest.approx([0.2, 0.0])

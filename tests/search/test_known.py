@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 
 from jaxplan.search import (
+    Folds,
     Node,
     SearchResult,
     StrategyProblem,
     Usage,
     evaluate,
     exhaustive,
+    folded_tradeoff,
     known,
     stretches,
     tradeoff,
@@ -75,6 +77,13 @@ def test_ninety_six_layers_of_32_strategies_take_no_more_than_fifteen_seconds_of
     found, _ = tradeoff(problem, eps=1e-3, time_limit_s=300.0)
     assert time.process_time() - began <= 15.0
     assert found.regret_bound <= 1e-3
+    if alike:
+        # blocks that repeat are decided once
+        began = time.process_time()
+        folded = folded_tradeoff(Folds(problem), eps=1e-3, time_limit_s=300.0)
+        assert time.process_time() - began <= 2.0
+        assert folded is not None
+        assert folded[0].regret_bound <= 1e-3
     for point in found.points:
         result = evaluate(problem, point.assignment)
         assert (result.objective_s, result.peak_bytes) == (point.objective_s, point.peak_bytes)
@@ -126,6 +135,44 @@ def test_what_is_steep_over_the_least_peak_is_swept_by_equal_factors() -> None:
     assert asked[0] - 10_000 < extra[-1] / 20
     assert so_far.best_at(asked[0]) < 1.5
     assert not tried, "tables are no use where all that is known is far too slow"
+
+
+@pytest.mark.parametrize("lighter", [False, True])
+def test_what_weighs_more_than_something_faster_is_not_searched(lighter: bool) -> None:
+    # a wall: from 10,500 bytes on hardly anything is gained, under them a step takes five times as long
+    size = np.arange(10_000, 12_000, 25)
+    node = Node(name="n", costs_s=np.where(size < 10_500, 5.0, 1.0) - size / 20_000)
+    problem = StrategyProblem(nodes=(node,), usages=(Usage(node=0, start=0, stop=1, bytes=size),))
+
+    def weigh(assignment: tuple[int, ...]) -> int:
+        counted = int(size[assignment[0]])
+        if lighter and 10_100 <= counted < 10_500:
+            return counted
+        return counted + (3_000 if counted < 10_500 else 0)
+
+    asked, looked = list[int](), list[int]()
+
+    def noting(budgets: list[int]) -> known.BudgetSearch:
+        def search(limited: StrategyProblem, _: tuple[int, ...]) -> SearchResult:
+            assert limited.limit_bytes is not None
+            budgets.append(limited.limit_bytes)
+            return exhaustive.solve(limited)
+
+        return search
+
+    so_far = known.Known(problem, 1e-3, weigh)
+    so_far.note((0,))
+    so_far.ask(lambda free, _: exhaustive.solve(free), None, ())
+    sweep_frontier(so_far, noting(asked), rough=noting(looked))
+    under = [budget for budget in asked if budget < 10_400]
+    found = so_far.tradeoff(0, rows=0, largest=0)
+    # a look at what is under the wall, and no more than that unless it finds what is lighter
+    assert looked
+    assert bool(under) is lighter
+    assert so_far.spent_bytes < (10_100 if lighter else 10_500)
+    assert lighter or so_far.spent_bytes >= 10_475
+    # what is found over it is proved as before
+    assert max(r for p, r in zip(found.points, found.regrets, strict=True) if p.peak_bytes >= 10_500) <= 1e-3
 
 
 def test_points_that_are_not_missed_are_left_out_and_no_regret_is_over_eps() -> None:
