@@ -9,8 +9,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from ..cost import CostModel, MemoryProfile, least_memory, narrowed, step_memory, traffic
 from ..errors import RuleError
 from ..ir import Traced
@@ -25,14 +23,11 @@ from ..lowering import (
 )
 from ..search import (
     SEARCHES,
-    Alike,
     Allowed,
     Decision,
     SearchResult,
     Space,
-    StrategyProblem,
     Termination,
-    Tied,
     build,
     decide,
     pinned,
@@ -47,17 +42,12 @@ from .kinds import input_kinds
 from .least import NEAR, NEAR_LEAST_S, near_least_peak
 from .meshes import Target
 from .options import TEMPLATES, Options
+from .rivals import RIVAL_NODES, rival
 from .templates import template_pins
 from .turning import ordered, orders_of
 
 FOLD_NODES = 10_000
 """Nodes from which on a problem that repeats is folded: a smaller one is proved optimal as it is in a second or two."""
-
-RIVAL_NODES = 2000
-"""The same for a problem of which nothing has to be proved."""
-
-RIVAL_GAP = 0.01
-"""What a template takes is known within this share: a proof beyond it can take a hundred times the search's time."""
 
 LOOSE_GAP = 0.02
 """What a plan that may yet be over budget is proved within: of a tiny VQ-VAE's 408 nodes the same plan is found in 3 s
@@ -117,9 +107,9 @@ class Pipeline:
 
     def space(self, pins: Mapping[int, Allowed]) -> Space:
         """The decisions under `pins` on arguments, by position."""
-        return pinned(self._free, self._values(pins))
+        return pinned(self._free, self.values_pinned(pins))
 
-    def _values(self, pins: Mapping[int, Allowed]) -> dict[int, Allowed]:
+    def values_pinned(self, pins: Mapping[int, Allowed]) -> dict[int, Allowed]:
         inputs = self.traced.graph.inputs
         return {inputs[position]: allowed for position, allowed in pins.items()}
 
@@ -163,7 +153,7 @@ class Pipeline:
         """Every template that the mesh has axes for, priced in `space`, with `input_pins`; none if nothing fits."""
         for name, pins in self.template_pins(input_pins):
             self.say(f"pricing template {name}")
-            yield name, self.rival(space, pins)
+            yield name, rival(self, space, pins)
 
     def template_pins(self, input_pins: Mapping[int, Allowed]) -> Iterator[tuple[str, dict[int, Allowed]]]:
         """What every template that the mesh has axes for pins beside `input_pins`; none if nothing fits."""
@@ -191,68 +181,17 @@ class Pipeline:
 
     def within(self, space: Space, hint: Sequence[int] | None) -> Found | Nothing:
         """The cheapest decision of `space` whose simulated memory fits the budget."""
-        return self._within_budget(
+        return self.within_budget(
             space,
             lambda limit, begin=None: self._solve(space, limit, begin or hint),
             lambda limit: self._loosely._solve(space, limit, hint),
         )
 
-    def rival(self, space: Space, pins: Mapping[int, Allowed], known: Alike | None = None) -> Found | Nothing:
-        """A decision of `space` under `pins` as well, within `RIVAL_GAP` of the cheapest, to be compared with its own.
-
-        Where the problem folds, only plans that treat repeated layers alike are looked among, and the fold is that of
-        the search itself; `known` is what was found there, if another process was asked what `question` says.
-        """
-        values, limits = self._values(pins), self._rival_limits
-        if self._folds_rivals(space):
-            kept = self._kept(space, pins)
-
-            def alike(limit: int, known: Alike | None = None) -> SearchResult | None:
-                return space.folds.alike(limit, kept, known=known, **limits)
-
-            if (first := alike(self.budget_bytes, known)) is not None:
-                return self._within_budget(
-                    space, lambda limit: first if limit == self.budget_bytes else alike(limit) or first
-                )
-        narrow = pinned(space, values)
-
-        def exact(limit: int) -> SearchResult:
-            problem = dataclasses.replace(narrow.problem, limit_bytes=limit)
-            return solve(problem, matrices=space.folds.matrices, **limits)
-
-        return self._within_budget(narrow, exact)
-
-    def layers(self, space: Space) -> Tied | StrategyProblem | None:
-        """The problem of which `rival` first asks, tied if the search ties it as well; None where it is not tied."""
-        if not self._folds_rivals(space):
-            return None
-        if self._folds(space):
-            return space.folds.layers(self.budget_bytes)
-        return dataclasses.replace(space.problem, limit_bytes=self.budget_bytes)
-
-    def question(self, space: Space, pins: Mapping[int, Allowed]) -> tuple[Any, ...]:
-        """What `rival` first asks of that problem, as `TiedSearcher.search` is asked."""
-        limits = self._rival_limits
-        return self._kept(space, pins), limits["time_limit_s"], limits["relative_gap"], limits["seed"], math.inf
-
-    def _folds(self, space: Space) -> bool:
+    def folds(self, space: Space) -> bool:
+        """Whether the search decides what is alike once."""
         if self.options.fold != "auto":
             return self.options.fold is True
         return len(space.problem.nodes) >= FOLD_NODES and space.folds.repeats
-
-    def _folds_rivals(self, space: Space) -> bool:
-        return len(space.problem.nodes) >= RIVAL_NODES and self.options.fold is not False
-
-    def _kept(self, space: Space, pins: Mapping[int, Allowed]) -> dict[int, np.ndarray]:
-        """The strategies that pins leave, by node."""
-        return {
-            space.values[value].node: np.flatnonzero(allowed(space.values[value].places))
-            for value, allowed in self._values(pins).items()
-        }
-
-    @property
-    def _rival_limits(self) -> dict[str, Any]:
-        return self._limits | {"relative_gap": max(self.options.relative_gap, RIVAL_GAP)}
 
     @property
     def _loosely(self) -> Pipeline:
@@ -263,7 +202,7 @@ class Pipeline:
             dataclasses.replace(self.options, relative_gap=max(self.options.relative_gap, LOOSE_GAP))
         )
 
-    def _within_budget(
+    def within_budget(
         self, space: Space, search: Callable[..., SearchResult], loosely: Callable[[int], SearchResult] | None = None
     ) -> Found | Nothing:
         """What `search` finds within a limit of bytes, the limit such that the simulation is within the budget.
@@ -335,23 +274,23 @@ class Pipeline:
     def _solve(self, space: Space, limit_bytes: int, hint: Sequence[int] | None) -> SearchResult:
         problem = dataclasses.replace(space.problem, limit_bytes=limit_bytes)
         if self.options.search not in ("ilp", *TEMPLATES):
-            return SEARCHES[self.options.search](problem, hint=hint, **self._limits)
+            return SEARCHES[self.options.search](problem, hint=hint, **self.limits)
         fold, nodes = self.options.fold, len(problem.nodes)
-        if self._folds(space):
+        if self.folds(space):
             return solve_folded(
-                problem, hint=hint, unfold_gap=self.options.unfold_gap, folds=space.folds, **self._limits
+                problem, hint=hint, unfold_gap=self.options.unfold_gap, folds=space.folds, **self.limits
             )
-        result = solve(problem, hint=hint, matrices=space.folds.matrices, **self._limits)
+        result = solve(problem, hint=hint, matrices=space.folds.matrices, **self.limits)
         # what hardly repeats has next to no layers to decide alike
         if fold == "auto" and nodes >= RIVAL_NODES and space.folds.repeats and result.found:
             as_good_s = result.bound_s / (1 - self.options.relative_gap)
-            alike = space.folds.alike(limit_bytes, enough_s=max(as_good_s, result.objective_s), **self._limits)
+            alike = space.folds.alike(limit_bytes, enough_s=max(as_good_s, result.objective_s), **self.limits)
             if alike is not None:
                 return _alike_where_as_good(result, alike, self.options.relative_gap)
         return result
 
     @property
-    def _limits(self) -> dict[str, Any]:
+    def limits(self) -> dict[str, Any]:
         """What ends a search."""
         options = self.options
         return {

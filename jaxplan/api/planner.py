@@ -87,7 +87,7 @@ def plan_prepared(ready: Prepared, hint: Found | None = None) -> Plan:
         if compares:
             with TemplatesBeside(pipeline, space, input_pins, beside) as templates:
                 outcome = searched()
-                templates.price()
+                templates.price(outcome.result.objective_s)
                 best = checked(outcome)
                 pipeline.say("comparing with templates")
                 rivals = templates.found()

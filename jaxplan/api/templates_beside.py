@@ -7,6 +7,7 @@ that partitions the lowered step afterwards.  As soon as that has begun the rest
 from __future__ import annotations
 
 import copy
+import math
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +17,7 @@ from ..search import TIED_SEARCHER, Alike, Allowed, Space, StrategyProblem, Tied
 from ..sharding import Beside
 from .candidates import Pipeline
 from .found import Found
+from .rivals import layers, question, rival
 
 WAIT_S = 0.05
 """Between two looks at whether the process is there: a tenth of what one template's search takes it."""
@@ -38,11 +40,12 @@ class TemplatesBeside:
         self._space, self._beside = space, beside
         self._pins = dict(pipeline.template_pins(input_pins))
         self._searched, self._wanted, self._ended = threading.Event(), threading.Event(), threading.Event()
+        self._than_s = math.inf
         self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="jaxplan-templates")
 
     def __enter__(self) -> TemplatesBeside:
-        layers = self._pipeline.layers(self._space) if self._pins and self._beside.there else None
-        self._future: Future[dict[str, Found]] = self._threads.submit(self._priced, layers)
+        held = layers(self._pipeline, self._space) if self._pins and self._beside.there else None
+        self._future: Future[dict[str, Found]] = self._threads.submit(self._priced, held)
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -50,8 +53,9 @@ class TemplatesBeside:
             event.set()
         self._threads.shutdown()
 
-    def price(self) -> None:
-        """Go on to all that is to be done here."""
+    def price(self, than_s: float = math.inf) -> None:
+        """Go on to all that is to be done here; `than_s`: what the plan takes, if there is one."""
+        self._than_s = than_s
         self._searched.set()
 
     def found(self) -> dict[str, Found]:
@@ -59,8 +63,8 @@ class TemplatesBeside:
         self._wanted.set()
         return self._future.result()
 
-    def _priced(self, layers: Tied | StrategyProblem | None) -> dict[str, Found]:
-        known = {} if layers is None else self._asked(layers)
+    def _priced(self, held: Tied | StrategyProblem | None) -> dict[str, Found]:
+        known = {} if held is None else self._asked(held)
         self._searched.wait()
         # what is done with the answers can wait until all do: for the partitioner
         while known and self._beside.free() and not self._wanted.wait(WAIT_S):
@@ -69,25 +73,25 @@ class TemplatesBeside:
         for name, pins in self._pins.items():
             if self._ended.is_set():
                 break
-            one = self._pipeline.rival(self._space, pins, known.get(name))
+            one = rival(self._pipeline, self._space, pins, known.get(name), self._than_s)
             if isinstance(one, Found):
                 found[name] = one
         # the plan will ask for it
         _ = self._pipeline.traced.fingerprint
         return found
 
-    def _asked(self, layers: Tied | StrategyProblem) -> dict[str, Alike]:
+    def _asked(self, held: Tied | StrategyProblem) -> dict[str, Alike]:
         """What the process found of templates, by name, as long as it was free."""
         while not self._beside.free():
             if self._searched.wait(WAIT_S):
                 return {}
         known: dict[str, Alike] = {}
-        if self._beside.ask("hold", layers, of=TIED_SEARCHER) is not True:
+        if self._beside.ask("hold", held, of=TIED_SEARCHER) is not True:
             return known
         for name, pins in self._pins.items():
             if self._ended.is_set() or not self._beside.free():
                 break
-            answer = self._beside.ask("search", *self._pipeline.question(self._space, pins), of=TIED_SEARCHER)
+            answer = self._beside.ask("search", *question(self._pipeline, self._space, pins), of=TIED_SEARCHER)
             if answer is not None:
                 known[name] = answer
         return known

@@ -100,13 +100,18 @@ class Search(Protocol):
 class Incumbent:
     """The best feasible assignment so far and the best bound so far, with the times at which they came.
 
-    Where only what costs less than `enough_s` is wanted, a bound that excludes it ends the search.
+    Where only what costs less than `enough_s` is wanted, a bound that excludes it ends the search, as soon as what is
+    found is within `enough_gap` of the bound.
     """
 
     def __init__(
-        self, problem: StrategyProblem, on_progress: Progress | None = None, enough_s: float = math.inf
+        self,
+        problem: StrategyProblem,
+        on_progress: Progress | None = None,
+        enough_s: float = math.inf,
+        enough_gap: float = math.inf,
     ) -> None:
-        self.enough_s = enough_s
+        self.enough_s, self.enough_gap = enough_s, enough_gap
         self.evaluator = Evaluator(problem)
         # What rounding can make of costs that cancel.
         self._noise_s = 1e-12 * math.fsum(self.evaluator.largest_costs().tolist())
@@ -157,7 +162,9 @@ class Incumbent:
     def closed(self, relative_gap: float) -> bool:
         """Whether the best so far is within the gap of the bound, or nothing costs as little as is wanted."""
         if self.bound_s >= self.enough_s:
-            return True
+            if math.isinf(self.enough_gap):
+                return True
+            relative_gap = max(relative_gap, self.enough_gap)
         slack = self.objective_s - self.bound_s
         return math.isfinite(slack) and slack <= relative_gap * abs(self.objective_s)
 

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType
 
 import jaxplan
-from jaxplan.api import candidates, planner
+from jaxplan.api import candidates, planner, rivals
 from jaxplan.api.templates_beside import TemplatesBeside
 from jaxplan.search import Alike
 from jaxplan.search.folds import Folds
@@ -56,12 +56,12 @@ def noted(templates: TemplatesBeside, layers: Any) -> dict[str, Alike]:
     return answers[-1]
 
 
-def when_asked(templates: TemplatesBeside) -> None:
+def when_asked(templates: TemplatesBeside, than_s: float) -> None:
     deadline = time.monotonic() + 120
     while templates._beside.there and not answers:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    price(templates)
+    price(templates, than_s)
 
 
 entered, asked, price = Beside.__enter__, TemplatesBeside._asked, TemplatesBeside.price
@@ -69,7 +69,7 @@ answers: list[dict[str, Alike]] = []
 
 
 def test_what_another_process_finds_of_templates_is_what_is_found_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(candidates, "RIVAL_NODES", 0)
+    monkeypatch.setattr(rivals, "RIVAL_NODES", 0)
     monkeypatch.setattr(planner, "BESIDE_OPS", 0)
     monkeypatch.setattr(Beside, "__enter__", until_ready)
     monkeypatch.setattr(TemplatesBeside, "_asked", noted)
@@ -89,7 +89,7 @@ def test_a_process_that_can_not_answer_leaves_templates_to_be_priced_here(monkey
     def mute(beside: Beside, question: str, *about: Any, **of: Any) -> Any:
         return True if question == "hold" else None if question == "search" else ask(beside, question, *about, **of)
 
-    monkeypatch.setattr(candidates, "RIVAL_NODES", 0)
+    monkeypatch.setattr(rivals, "RIVAL_NODES", 0)
     here = planned()
     ask = Beside.ask
     monkeypatch.setattr(planner, "BESIDE_OPS", 0)

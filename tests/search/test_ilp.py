@@ -161,3 +161,17 @@ def test_a_search_ends_once_nothing_is_as_cheap_as_wanted(seed: int) -> None:
     assert solve(problem, enough_s=least.objective_s + abs(least.objective_s)).objective_s == pytest.approx(
         least.objective_s, rel=2e-4
     )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_far_dearer_than_wanted_is_known_within_the_gap_that_is_enough(seed: int) -> None:
+    problem = grid(5, 4, seed)
+    least = solve(problem, relative_gap=0.0)
+    far = solve(problem, relative_gap=0.0, enough_s=0.5 * least.objective_s, enough_gap=0.2)
+    # unlike where nothing is wanted that dear, something is found; and it is proved no farther than need be
+    assert evaluate(problem, far.assignment).feasible
+    assert 0.5 * least.objective_s <= far.bound_s <= least.objective_s <= far.objective_s
+    assert far.gap <= 0.2
+    assert far.bound_s < least.bound_s
+    near = solve(problem, relative_gap=0.0, enough_s=2 * least.objective_s, enough_gap=0.2)
+    assert near.gap <= 1e-9
