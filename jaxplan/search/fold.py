@@ -55,6 +55,7 @@ def solve_folded(
     deadline = math.inf if time_limit_s is None else best.started + time_limit_s
     # where memory binds, a fold that chooses alike can take any time to prove, and layers that differ gain percents
     until = deadline if time_limit_s is None or math.isinf(unfold_gap) else best.started + time_limit_s / 2
+    enough = relative_gap if math.isinf(unfold_gap) else max(relative_gap, unfold_gap / 2)
     reason = overflow(problem)
     if reason:
         return best.result(Termination.INFEASIBLE, reason)
@@ -64,6 +65,11 @@ def solve_folded(
         folds = folds or Folds(problem)
         folded_s = math.inf
         for depth in DEPTHS:
+            if depth == DEPTHS[-1] and not math.isinf(unfold_gap):
+                # what is found may be as good as it can be, and only the fold's bound weak
+                _bound_whole(problem, folds, best, enough, until)
+                if best.closed(enough):
+                    break
             before_s, bound_s = best.objective_s, best.bound_s
             quotient = folds.quotient(depth, problem.limit_bytes)
             tied = folds.tied(depth, problem.limit_bytes)
@@ -87,13 +93,25 @@ def solve_folded(
     whole = ilp.solve(
         problem,
         time_limit_s=left_s,
-        relative_gap=relative_gap,
+        # what is proved this far need not have been searched at all
+        relative_gap=enough if folded.found else relative_gap,
         seed=seed,
         on_progress=on_progress,
         hint=folded.assignment or hint,
     )
     bound_s = min(max(whole.bound_s, folded.bound_s), whole.objective_s)
     return replace(whole, bound_s=bound_s, folded_s=folded.folded_s)
+
+
+def _bound_whole(problem: StrategyProblem, folds: Folds, best: Incumbent, gap: float, deadline: float) -> None:
+    """Bound the problem itself, as far as messages do: of twelve unrolled blocks with triangle attention (58,000 nodes)
+    the fold's bound is 25 % under what it found, this one 0.5 % after four seconds."""
+    from .dual import DualAscent
+    from .dual import ascend as ascend_whole
+
+    reduction = reduce(problem, matrices=folds.matrices)
+    if not reduction.infeasible:
+        ascend_whole(DualAscent(reduction.problem), best, gap, deadline)
 
 
 def overflow(problem: StrategyProblem) -> str:
