@@ -13,6 +13,7 @@ from .graph import Graph, Loop, Op
 SUMS = frozenset({"add", "add_any"})
 _LINEAR = frozenset({"convert_element_type", "copy", "neg", "reshape", "scan_stack", "squeeze", "transpose"})
 """Operations of one tensor that may work on the parts of a sum; `convert_element_type` between reals alone."""
+_MOVED = _LINEAR - {"neg", "scan_stack"}
 _SCALES: Mapping[str, tuple[int, ...]] = {"div": (0,), "mul": (0, 1)}
 """Operations of two operands that are linear in one of them, and which may be that one; the other is no sum then."""
 _ORIGINS = frozenset({"dot_general", "reduce_sum", "scatter-add"})
@@ -26,6 +27,34 @@ Parts = dict[int, tuple[int, ...]]
 def accumulating_ops(graph: Graph) -> Parts:
     """The operations that may work on the parts of a sum which a loop accumulates, its `carry_init` among them."""
     return _Accumulations(graph).found()
+
+
+def summed_behind_loops(graph: Graph) -> dict[int, float]:
+    """Products in loops whose sums over devices XLA finishes after the loop, whatever was asked for: its trips.
+
+    Where all that becomes of the whole sum is to be added to a carry, XLA for TPU and GPU adds up each device's share
+    and makes one all_reduce behind the loop (WhileLoopAllReduceCodeMotion: a GRU's and accumulated gradients compiled
+    for v5e and H100, jax 0.10.2).  Scaled in between, as by the number of microbatches, it stays where it is; so does a
+    reduce_scatter.
+    """
+    parts, around, uses, producers = accumulating_ops(graph), graph.loops_around(), graph.uses(), graph.producers()
+    trips = {(loop.start, loop.stop): loop.trips for loop in graph.loops}
+    next_carries = {op.operands[0] for op in graph.ops if op.primitive == "carry_next"}
+    found: dict[int, float] = {}
+    for op in graph.ops:
+        value = op.results[0] if around[op.index] and makes_parts(op) else -1
+        while value >= 0 and len(uses[value]) == 1:
+            reader = graph.ops[uses[value][0][0]]
+            if reader.index not in parts or around[reader.index] != around[op.index]:
+                break
+            if reader.primitive not in SUMS and reader.primitive not in _MOVED:
+                break
+            value = reader.results[0]
+            makers = [graph.ops[producers[v]].primitive for v in reader.operands if producers[v] >= 0]
+            if value in next_carries and "carry_init" in makers:
+                found[op.index] = trips[around[op.index][-1]]
+                break
+    return found
 
 
 def turned_sums(graph: Graph, waited: Collection[int] = ()) -> Parts:

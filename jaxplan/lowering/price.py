@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..cost import CostModel, MemoryProfile, idle, narrowed, source_values, step_memory, traffic
-from ..ir import Graph, Traced
+from ..ir import Graph, Traced, summed_behind_loops
 from ..plans import Constraint
 from ..sharding import Collective, Layout, Rule, partition, start_shares_of
 from .ahead import waited_values
@@ -102,6 +102,9 @@ def price(
     for op_index, settling_s in _settling(graph, refined, where):
         seconds[op_index] = seconds.get(op_index, 0.0) + settling_s
     asked = [(c, operation_of(c.scope)) for c in found.collectives if c.kind != "all_slice"]
+    if model.profile.kind in ("tpu", "gpu"):
+        behind = summed_behind_loops(graph)
+        asked = [(_behind_its_loop(c, behind.get(op, 1.0)), op) for c, op in asked]
     sent = as_sent(graph, where.values, where.reads, asked, where.axes, model)
     prices = collective_prices(graph, start_shares_of(graph, rules), model, sent)
     collectives = tuple((c, op, paid.seconds_s) for (c, op), paid in zip(sent, prices, strict=True))
@@ -118,6 +121,11 @@ def price(
         realised=where,
         warnings=found.warnings,
     )
+
+
+def _behind_its_loop(item: Collective, trips: float) -> Collective:
+    """An all_reduce that runs once for all of a loop's `trips`."""
+    return replace(item, trips=item.trips / trips) if item.kind == "all_reduce" and item.trips >= trips > 1 else item
 
 
 def _settling(graph: Graph, model: CostModel, where: Realised) -> list[tuple[int, float]]:
