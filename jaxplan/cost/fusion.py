@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from ..ir import Graph, Lives, Op, lives_of
 from ..sharding import Rule
-from .apart import made_apart
+from .apart import made_apart, reordered
 from .bodies import Body, bodies
 from .few_images import Spread, spread_reads
 from .fills import Fill, fills
@@ -63,8 +63,8 @@ class Traffic:
       over: TPU: for values those whose buffers they may take, see `overwritable`.
       images: TPU: values in the layout of convolutions, see `image_lanes`.
       rows: TPU: see `sliced`, `written`, `tiled_in_rows`; copied_images: see `copied_reads`; tables: see `row_updates`;
-        spread: see `spread_reads`; squares: TPU: see `shared_squares`; apart: GPU: see `made_apart`; wide: TPU: see
-        `wide_copies`.
+        spread: see `spread_reads`; squares: TPU: see `shared_squares`; apart: GPU: see `made_apart` and `reordered`;
+        reordered: GPU: the latter's value by (product, place); wide: TPU: see `wide_copies`.
       kernels: TPU: for every operation the kernel of the vector unit that it is part of; else None throughout.
       producers: for every value the operation that makes it, or -1.
       times: when each operation runs, as the index of an operation.  TPU: what is fused runs as soon as its last
@@ -89,6 +89,7 @@ class Traffic:
     squares: tuple[Squares, ...]
     wide: tuple[WideCopy, ...]
     apart: Mapping[int, tuple[tuple[int, int], ...]]
+    reordered: Mapping[tuple[int, int], int]
     kernels: tuple[VectorKernel | None, ...]
     producers: tuple[int, ...]
     times: tuple[int, ...]
@@ -311,7 +312,8 @@ class _Kernels:
             kept = [self.kinds[op.index] != "edge" and (self.stored[v] or v in carried) for v in op.results]
             made = [written_by(op, v, self.written) for v in op.results]
             writes.append(tuple([self.bytes[v] * self.share[v] * w for v, w in zip(made, kept, strict=True)]))
-        apart = made_apart(flow, self.cheap) if self.platform == "gpu" else {}
+        turned = reordered(flow) if self.platform == "gpu" else {}
+        apart = {**made_apart(flow, self.cheap), **turned} if self.platform == "gpu" else {}
         elsewhere = {*apart, *self.written.shared, *self.onto}
         return Traffic(
             stored=tuple(s and v not in elsewhere for v, s in enumerate(self.stored)),
@@ -335,6 +337,7 @@ class _Kernels:
             squares=shared_squares(flow, self.stored) if tpu else (),
             wide=wide_copies(self.graph, self.producers) if tpu else (),
             apart=apart,
+            reordered={product: value for value, products in turned.items() for product in products},
             kernels=vector_kernels(flow, reads, writes, self._at_hand, self.op_level) if tpu else (None,) * len(reads),
             producers=tuple(self.producers),
             times=times,

@@ -208,6 +208,9 @@ class CostModel:
             return np.maximum(self.memory_seconds(local_bytes), vector_s)
         parts = self.part_bytes(op, options, graph, crossing)
         local_bytes += parts
+        for place, value in enumerate(op.operands):
+            if (op.index, place) in crossing.reordered:  # a kernel of its own reads it and writes it as is wanted
+                parts = parts + 2 * graph.values[value].bytes / pieces(options.operands[place], self.axes)
         flops = rule.flops * options.shares
         dtype = graph.values[op.operands[0]].dtype if op.operands else "float32"
         dims = None

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from jaxplan.cost import traffic
+from jaxplan.cost import CostModel, traffic
+from jaxplan.hardware import load_profile
 from jaxplan.ir import trace
-from jaxplan.sharding import graph_rules
+from jaxplan.sharding import graph_rules, strategies
 
 LENGTH, HEADS, GROUP, WIDTH = 2048, 4, 4, 64
 SCORES = 2 * HEADS * GROUP * LENGTH**2
@@ -46,8 +49,46 @@ def test_a_grouped_softmax_is_converted_for_each_of_its_products(scores: str, co
     since; Llama under FSDP 14,435, 16,950 and 14,802 (jax 0.10.2).
     """
     graph = trace(attention_step(scores), shapes(), {}).graph
-    found = traffic(graph, graph_rules(graph), "gpu").apart
+    crossing = traffic(graph, graph_rules(graph), "gpu")
+    found = {v: products for v, products in crossing.apart.items() if products[0] not in crossing.reordered}
     assert [graph.values[v].shape[-1] * graph.values[v].bytes / LENGTH for v in found] == [SCORES * 2] * count
     assert all(len({op for op, _ in products}) == 2 for products in found.values())
     assert not traffic(graph, graph_rules(graph), "tpu").apart
 
+
+
+@pytest.mark.parametrize("group", [4, 1])
+def test_gradients_of_grouped_scores_are_transposed_for_each_of_their_products(group: int) -> None:
+    """Queries' and keys' gradients: one sums the keys, the other the queries and the group, which lies before them."""
+
+    def step(weights: Any, x: Any) -> Any:
+        def loss(weights: Any) -> Any:
+            q, k = jnp.einsum("btd,dkgh->btkgh", x, weights["q"]), jnp.einsum("bsd,dkh->bskh", x, weights["k"])
+            s = jnp.einsum("btkgh,bskh->bkgts", q, k, preferred_element_type=jnp.float32)
+            return jnp.mean(jax.nn.softmax(s) ** 3)
+
+        return jax.tree.map(lambda w, g: w - g, weights, jax.grad(loss)(weights))
+
+    weights = {
+        "q": jax.ShapeDtypeStruct((128, HEADS, group, WIDTH), jnp.bfloat16),
+        "k": jax.ShapeDtypeStruct((128, HEADS, WIDTH), jnp.bfloat16),
+    }
+    graph = trace(step, (weights, jax.ShapeDtypeStruct((2, LENGTH, 128), jnp.bfloat16)), {}).graph
+    rules = graph_rules(graph)
+    crossing = traffic(graph, rules, "gpu")
+    assert not traffic(graph, rules, "tpu").reordered
+    if group == 1:
+        assert not crossing.reordered
+        return
+    scores_bytes = 4 * 2 * HEADS * group * LENGTH**2
+    big = {product: v for product, v in crossing.reordered.items() if graph.values[v].bytes == scores_bytes}
+    assert len(big) == 2
+    assert len(set(big.values())) == 1
+    assert set(crossing.apart[next(iter(big.values()))]) == set(big)
+    model = CostModel(profile=load_profile("h100"), axes=(), links=())
+    for index, _ in big:
+        op, options = graph.ops[index], strategies(rules[index], ())
+        priced = model.op_seconds(op, rules[index], options, graph, crossing)[0]
+        bare = model.op_seconds(op, rules[index], options, graph, dataclasses.replace(crossing, reordered={}))[0]
+        # a kernel reads and writes it besides
+        assert priced - bare == pytest.approx(model.memory_seconds(np.array([2.0 * scores_bytes]))[0])
