@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import ArgumentError
@@ -48,7 +48,8 @@ class Timeline:
       step_s: when all has ended.
       busy_s: by stream, how long it works; compute_s is `busy_s["compute"]`.
       comm_s: of all collectives; exposed_comm_s: of them, what passes while the compute unit stands still.
-      memory: (time_s, bytes) steps: what is alive from then on; peak_bytes: the most of them.
+      memory: (time_s, bytes) steps: what is alive from then on; peak_bytes: the most of them.  Bytes are of the plan's
+        order: work that runs ahead of its turn frees nothing that what is before it in that order still waits for.
     """
 
     name: str
@@ -132,7 +133,6 @@ def _timeline(plan: Plan, run: Run) -> Timeline:
     sending = sum(
         run.end[i] - run.start[i] for i, task in enumerate(plan.tasks) if COMPUTE not in task.streams
     )
-    memory = sorted((event.start_s, event.task.bytes) for event in events if COMPUTE in event.task.streams)
     return Timeline(
         name=plan.name,
         mesh=", ".join(f"{name}={size}" for name, size in plan.axes),
@@ -141,9 +141,19 @@ def _timeline(plan: Plan, run: Run) -> Timeline:
         busy_s={stream: ticks / TICKS_PER_S for stream, ticks in busy.items()},
         comm_s=sending / TICKS_PER_S,
         exposed_comm_s=(run.makespan - busy[COMPUTE]) / TICKS_PER_S,
-        memory=tuple(memory),
-        peak_bytes=max((size for _, size in memory), default=0),
+        memory=_memory(events),
+        peak_bytes=max((event.task.bytes for event in events), default=0),
     )
+
+
+def _memory(events: Sequence[Event]) -> tuple[tuple[float, int], ...]:
+    """What is alive at each task of the compute unit, from when all before it in the plan's order have begun too."""
+    steps, reached_s = list[tuple[float, int]](), 0.0
+    for event in events:
+        if COMPUTE in event.task.streams:
+            reached_s = max(reached_s, event.start_s)
+            steps.append((reached_s, event.task.bytes))
+    return tuple(steps)
 
 
 def _critical(run: Run) -> set[int]:

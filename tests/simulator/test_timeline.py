@@ -73,6 +73,19 @@ def test_memory_follows_the_computation() -> None:
     assert line.peak_bytes == 9
 
 
+def test_what_runs_ahead_of_its_turn_frees_nothing_before() -> None:
+    line = timeline_of(
+        task(1e-3, bytes=9),
+        task(4e-3, 0, streams=("ici",), kind="collective"),
+        task(1e-3, 1, bytes=7),
+        task(1e-3, 0, bytes=2),
+    )
+    # the last one runs while something is sent that the one before it waits for
+    assert line.events[3].end_s == pytest.approx(2e-3)
+    assert line.memory == ((0.0, 9), (pytest.approx(5e-3), 7), (pytest.approx(5e-3), 2))
+    assert line.peak_bytes == 9
+
+
 def test_a_plan_without_tasks_says_what_to_do() -> None:
     with pytest.raises(ArgumentError, match="`train_step` has no tasks to simulate: plan the step again"):
         simulate(make_plan())
