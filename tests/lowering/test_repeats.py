@@ -25,6 +25,7 @@ from jaxplan.sharding import Asked
 
 # its front door hides the module behind the function of the same name
 CHECK = importlib.import_module("jaxplan.lowering.check")
+REPEATS = importlib.import_module("jaxplan.lowering.repeats")
 
 LAYERS, WIDTH, HIDDEN = 9, 512, 2048
 MESH = AbstractMesh((4, 2), ("data", "model"))
@@ -194,6 +195,19 @@ def test_layers_in_the_order_of_their_names_as_text(
     assert agreed and all(agreed)
     (again,) = checks
     assert said(again()) == said(again(shorten=False))
+
+
+def test_blocks_are_numbered_by_the_run_that_knows_most_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An update of all layers reads one value of the forward pass, a norm of the first layer, and all of a gradient."""
+    forward, gradient, update = (_Run(start=at, period=1, stop=at + 3, numbers=(-1,) * 3) for at in (0, 3, 6))
+    links = {
+        (2, 0): {(0, 0, 1, True): {2: 0}},
+        (1, 0): {(0, 0, 0, True): {0: 2, 1: 1, 2: 0}},
+        (2, 1): {(0, 0, 0, True): {0: 0, 1: 2, 2: 1}},
+    }
+    monkeypatch.setattr(REPEATS, "_links", lambda listing, runs: links)
+    _, of_block = REPEATS._numbers(None, [forward, gradient, update])
+    assert of_block == {0: [0, 1, 2], 1: [2, 1, 0], 2: [2, 0, 1]}
 
 
 def test_a_layer_begins_with_what_is_made_for_it_alone() -> None:
