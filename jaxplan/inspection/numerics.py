@@ -97,7 +97,8 @@ def relative_error(expected: Any, found: Any) -> float:
     """The largest difference as a share of the largest element; infinite where one side alone has NaNs."""
     if jax.dtypes.issubdtype(expected.dtype, jax.dtypes.prng_key):
         expected, found = jax.random.key_data(expected), jax.random.key_data(found)
-    first, second = np.asarray(expected, np.float64), np.asarray(found, np.float64)
+    wide = np.complex128 if jnp.iscomplexobj(expected) else np.float64
+    first, second = np.asarray(expected, wide), np.asarray(found, wide)
     strange = ~np.isfinite(first)
     if (strange != ~np.isfinite(second)).any():
         return float("inf")

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 from ..ir import Site
 from ..plans import Constraint
 from ..sharding import Layout, Ring, cut_locally, local_function
+from .memory_order import row_major, runs_on_cpu
 
 LOCAL = "local"
 """`Constraint.why` of the layouts of such an operation: its specs."""
@@ -51,6 +52,8 @@ def run_locally(
 
     def piece(*pieces: Any) -> list[Any]:
         made = local(*pieces)
+        if eqn.primitive.name == "fft" and runs_on_cpu(mesh):
+            made = row_major(made)
         finished = []
         for i, result in enumerate(made if several else [made]):
             found = layout("result", i)

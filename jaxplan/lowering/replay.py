@@ -15,7 +15,6 @@ from ..sharding import Layout, runs_locally
 from .ahead import Ahead, ahead_of_loops
 from .kernels import opaque, run_locally
 from .listing import KEPT_CALLS, seen_through
-from .memory_order import row_major, runs_on_cpu
 from .pending import Held, finished, held_as, on_parts
 from .repeats import Short
 from .starts import in_range
@@ -225,8 +224,6 @@ class Replay:
             return [finished(parts, self._mesh, scope)]
         else:
             results = eqn.primitive.bind(*in_range(eqn, operands), **eqn.primitive.get_bind_params(params))
-            if name == "fft" and runs_on_cpu(self._mesh):
-                return [row_major(results)]
             return results if eqn.primitive.multiple_results else [results]
         return eqn.primitive.bind(*operands, **{**params, **changed})
 

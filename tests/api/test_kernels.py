@@ -150,3 +150,19 @@ def test_the_tpu_compiler_gathers_none_of_them(tpu_topology: Callable[[str], Any
     planned = jaxplan.auto_shard(roots, mesh, constraints=ROOTS, options={"compare_templates": False})
     text = planned.lower(jax.ShapeDtypeStruct((64, 32, 32), jnp.float32)).compile().as_text()
     assert "all-gather" not in text
+
+
+def filtered(x: jax.Array) -> jax.Array:
+    """The lowest frequencies of images with channels last."""
+    frequencies = jnp.fft.rfft2(x, axes=(1, 2))
+    kept = jnp.zeros_like(frequencies).at[:, :4, :4].set(frequencies[:, :4, :4] * 0.5j)
+    return jnp.fft.irfft2(kept, s=x.shape[1:3], axes=(1, 2))
+
+
+def test_fourier_transforms_of_a_batch_that_is_cut_stay_where_they_are(mesh_4x2: Mesh) -> None:
+    """Left to XLA's partitioner every device of a CPU gets the whole batch, and transforms its own."""
+    x = RANDOM.normal(size=(16, 8, 8, 3)).astype(np.float32)
+    planned = jaxplan.auto_shard(filtered, mesh_4x2, constraints=ROOTS, options={"compare_templates": False})
+    np.testing.assert_allclose(planned(x), jax.jit(filtered)(x), rtol=1e-5, atol=1e-6)
+    assert not planned.plan(x).collectives
+    assert "all-gather" not in planned.lower(x).compile().as_text()

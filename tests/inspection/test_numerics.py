@@ -80,6 +80,7 @@ def test_differences_are_relative_and_lone_nans_are_infinite() -> None:
     assert relative_error(np.array([1.0, 100.0]), np.array([2.0, 100.0])) == 0.01
     assert relative_error(np.array([np.nan, 1.0]), np.array([np.nan, 1.0])) == 0.0
     assert relative_error(np.array([0.0, 1.0]), np.array([np.nan, 1.0])) == float("inf")
+    assert relative_error(np.array([3.0 + 4.0j]), np.array([3.0 + 5.0j])) == 0.2
 
 
 def test_reported_miscompiles_are_pointed_at(mesh_4x2: Mesh) -> None:

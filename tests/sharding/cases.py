@@ -399,8 +399,8 @@ case("tridiagonal", "batch", _L.tridiagonal, _positive)
 case(
     "tridiagonal_solve", "batch", _L.tridiagonal_solve, real(8, 4), real(8, 4) + 4, real(8, 4), real(8, 4, 2)
 )
-case("fft", "rows", jnp.fft.fft, X + 1j * Y, gathers_on_cpu=True)
-case("fft", "real rows", jnp.fft.rfft, X, gathers_on_cpu=True)
+case("fft", "rows", jnp.fft.fft, X + 1j * Y)
+case("fft", "real rows", jnp.fft.rfft, X)
 
 # -- the rest -----------------------------------------------------------------------------------------------
 

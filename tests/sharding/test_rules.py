@@ -110,12 +110,7 @@ def test_every_registered_primitive_has_a_row() -> None:
     assert registered() == {case.primitive for case in CASES}
 
 
-STILL_GATHERED = [
-    c
-    for c in CASES
-    if c.gathers_on_cpu
-    and (c.primitive != "fft" or jax.__version_info__ < (0, 11))  # jax 0.12 gathers no more
-]
+STILL_GATHERED = [case for case in CASES if case.gathers_on_cpu]
 
 
 @pytest.mark.parametrize("case", STILL_GATHERED, ids=str)

@@ -20,10 +20,12 @@ LocalFunction = Callable[..., Any]
 
 # The two globals that may grow after import, by `register_rule` alone.
 _RULES: dict[str, RuleFunction] = {}
-_LOCAL: dict[str, LocalFunction | None] = dict.fromkeys(("pallas_call", "tpu_custom_call", "eigh", "lu", "top_k"))
+_LOCAL: dict[str, LocalFunction | None] = dict.fromkeys(
+    ("pallas_call", "tpu_custom_call", "eigh", "fft", "lu", "top_k")
+)
 """What runs in a `shard_map`: kernels, and what XLA gathers whole though every matrix or row is on one device (for TPU
 eigh and LU of 64 matrices on 8 v5e, jax 0.10.2; Cholesky, QR and triangular solves it leaves where they are; for CPU
-top_k)."""
+top_k and Fourier transforms)."""
 
 _SUMS: dict[str, tuple[Callable[[Mapping[str, Any]], bool], Callable[[Any], LocalFunction]]] = {}
 """Of jax's own primitives whose sums XLA gets wrong in parts: with which parameters, and from an equation to what one
