@@ -24,6 +24,7 @@ from .fills import Fill, fills
 from .images import Lanes, copied_reads, image_lanes
 from .in_place import overwritable
 from .invariants import Invariant, loop_invariants
+from .kernel_starts import kernel_starts
 from .kinds import COMPUTED_AGAIN, LOOP_EDGES, kind_of, source_values
 from .masks import is_dear, is_mask, padded_for_products
 from .on_chip import Resident, residents
@@ -66,7 +67,7 @@ class Traffic:
         spread: see `spread_reads`; squares: TPU: see `shared_squares`; apart: GPU: see `made_apart` and `reordered`;
         reordered: GPU: the latter's value by (product, place); wide: TPU: see `wide_copies`.
       kernels: TPU: for every operation the kernel of the vector unit that it is part of; else None throughout.
-      producers: for every value the operation that makes it, or -1.
+      starts: GPU: see `kernel_starts`; producers: for every value the operation that makes it, or -1.
       times: when each operation runs, as the index of an operation.  TPU: what is fused runs as soon as its last
         operand is there, however late it is written (a weight's gradient with the optimizer's arithmetic at the end);
         GPU: products in loops run as late as they can.
@@ -91,6 +92,7 @@ class Traffic:
     apart: Mapping[int, tuple[tuple[int, int], ...]]
     reordered: Mapping[tuple[int, int], int]
     kernels: tuple[VectorKernel | None, ...]
+    starts: tuple[float, ...]
     producers: tuple[int, ...]
     times: tuple[int, ...]
     bodies: Mapping[int, Body] = field(default_factory=dict, repr=False)
@@ -133,9 +135,8 @@ class _Kernels:
         for position, loop in enumerate(graph.loops):
             for t in range(loop.start, loop.stop):
                 self.loop_of[t] = position  # inner loops stand after outer ones
-        self.product_operands = {
-            unmoved(graph, self.producers, v) for op in graph.ops if rules[op.index].matmul for v in op.operands
-        }
+        products = [op for op in graph.ops if rules[op.index].matmul]
+        self.product_operands = {unmoved(graph, self.producers, v) for op in products for v in op.operands}
         self.op_level, self.value_level = [0] * len(graph.ops), [0] * len(graph.values)
         self._find_levels()
         self.onto = dict(added_onto(graph, self.producers)) if platform == "gpu" else {}
@@ -339,6 +340,7 @@ class _Kernels:
             apart=apart,
             reordered={product: value for value, products in turned.items() for product in products},
             kernels=vector_kernels(flow, reads, writes, self._at_hand, self.op_level) if tpu else (None,) * len(reads),
+            starts=kernel_starts(flow, writes, self._at_hand, self.op_level) if self.platform == "gpu" else (),
             producers=tuple(self.producers),
             times=times,
             graph=self.graph,

@@ -200,12 +200,13 @@ class CostModel:
             cut = (options.factors == halo.factor).any(axis=1) & bool(halo.widths)
             size = graph.values[op.operands[halo.operand]].bytes
             local_bytes += np.where(cut, 2 * size / pieces(options.operands[halo.operand], self.axes), 0.0)
+        start_s = self.profile.op_overhead_s * (crossing.starts[op.index] if crossing.starts else 0.0)
         if op.primitive in LOOP_EDGES:
-            return self.memory_seconds(local_bytes)
+            return np.maximum(self.memory_seconds(local_bytes), start_s)
         if fused(op, rule):
-            # a fused operation starts no kernel of its own: no floor, only its share of traffic and arithmetic
+            # a fused operation has its share of traffic, arithmetic and, on GPU, of its kernel's start
             vector_s = rule.flops * options.shares / self.profile.vector_flops_per_s
-            return np.maximum(self.memory_seconds(local_bytes), vector_s)
+            return np.maximum(np.maximum(self.memory_seconds(local_bytes), vector_s), start_s)
         parts = self.part_bytes(op, options, graph, crossing)
         local_bytes += parts
         for place, value in enumerate(op.operands):

@@ -13,7 +13,8 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 import jaxplan
 
-LONG, SHORT = (16, 4, 256, 256), (16, 256, 4, 256)
+LONG, SHORT = (64, 16, 256, 256), (64, 256, 16, 256)
+"""Long enough that bytes decide, and not how many kernels start."""
 Fn = Callable[..., Any]
 
 MULTIPLIED: dict[str, tuple[Fn, Fn, tuple[int, ...], tuple[int, ...]]] = {
