@@ -17,6 +17,7 @@ import numpy as np
 from jaxplan.api import Found, Options, Pipeline, Target, model_of
 from jaxplan.api.found import Candidate
 from jaxplan.api.options import TEMPLATES
+from jaxplan.api.rivals import rival
 from jaxplan.ir import trace
 from jaxplan.search import Allowed
 
@@ -78,23 +79,23 @@ def _searches(pipeline: Pipeline, count: int, random: np.random.Generator) -> It
     for name in TEMPLATES:
         pins = pipeline.template(name)
         if pins is not None:
-            yield name, pipeline.rival(space, pins)
+            yield name, rival(pipeline, space, pins)
     assert isinstance(best, Found)
     for share in _BUDGETS:
         tight = copy.copy(pipeline)
         tight.budget_bytes = int(share * best.memory.peak_bytes)
-        yield f"budget {share:.2f}", tight.rival(space, {})
+        yield f"budget {share:.2f}", rival(tight, space, {})
     graph = pipeline.traced.graph
     large = sorted(range(len(graph.inputs)), key=lambda p: -graph.values[graph.inputs[p]].bytes)
     for position in large[:3]:
         row = best.decision.values[graph.inputs[position]]
         label = f"not the best {pipeline.traced.inputs[position].path}"
-        yield label, pipeline.rival(space, {position: _all_but(row)})
+        yield label, rival(pipeline, space, {position: _all_but(row)})
     for attempt in range(_POOL * count):
         size = min(int(random.integers(1, _MOST_PINS + 1)), len(large))
         chosen = random.choice(len(large), size=size, replace=False, p=_weights(len(large)))
         pins = {large[i]: _exactly(_any_row(best, graph.inputs[large[i]], random)) for i in chosen}
-        yield f"random {attempt}", pipeline.rival(space, pins)
+        yield f"random {attempt}", rival(pipeline, space, pins)
 
 
 def _weights(count: int) -> np.ndarray:
