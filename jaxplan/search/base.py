@@ -100,8 +100,9 @@ class Search(Protocol):
 class Incumbent:
     """The best feasible assignment so far and the best bound so far, with the times at which they came.
 
-    Where only what costs less than `enough_s` is wanted, a bound that excludes it ends the search, as soon as what is
-    found is within `enough_gap` of the bound.
+    Where only what costs less than `enough_s` is wanted, a bound that excludes it ends the search; with an
+    `enough_gap`, as soon as what is found is as near to the bound as that is beyond `enough_s`, or within
+    `enough_gap`, if that is less.
     """
 
     def __init__(
@@ -164,7 +165,8 @@ class Incumbent:
         if self.bound_s >= self.enough_s:
             if math.isinf(self.enough_gap):
                 return True
-            relative_gap = max(relative_gap, self.enough_gap)
+            beyond = (self.bound_s - self.enough_s) / abs(self.enough_s) if self.enough_s else math.inf
+            relative_gap = max(relative_gap, min(beyond, self.enough_gap))
         slack = self.objective_s - self.bound_s
         return math.isfinite(slack) and slack <= relative_gap * abs(self.objective_s)
 

@@ -53,8 +53,8 @@ def solve(
     """The cheapest feasible assignment, within `relative_gap` of the bound; see `jaxplan.search.base.Search`.
 
     INFEASIBLE comes without an assignment; `least_peak` says how many bytes are needed.  `matrices`: see `reduce`.
-    OPTIMAL is what is found first, if anything, once it is known that nothing costs less than `enough_s`; or what is
-    found first within `enough_gap` of the bound then.
+    OPTIMAL is what is found first, if anything, once it is known that nothing costs less than `enough_s`; with an
+    `enough_gap`, see `base.Incumbent`.
     """
     best = Incumbent(problem.verify(), on_progress, enough_s, enough_gap)
     deadline = math.inf if time_limit_s is None else best.started + time_limit_s

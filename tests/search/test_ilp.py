@@ -168,10 +168,13 @@ def test_what_is_far_dearer_than_wanted_is_known_within_the_gap_that_is_enough(s
     problem = grid(5, 4, seed)
     least = solve(problem, relative_gap=0.0)
     far = solve(problem, relative_gap=0.0, enough_s=0.5 * least.objective_s, enough_gap=0.2)
-    # unlike where nothing is wanted that dear, something is found; and it is proved no farther than need be
+    # unlike without that gap, something is found; and it is proved no farther than need be
     assert evaluate(problem, far.assignment).feasible
     assert 0.5 * least.objective_s <= far.bound_s <= least.objective_s <= far.objective_s
     assert far.gap <= 0.2
     assert far.bound_s < least.bound_s
+    # what is a little dearer is known in proportion, and what may be cheaper as well as asked
+    beside = solve(problem, relative_gap=0.0, enough_s=0.97 * least.objective_s, enough_gap=0.2)
+    assert beside.gap <= 0.0312
     near = solve(problem, relative_gap=0.0, enough_s=2 * least.objective_s, enough_gap=0.2)
     assert near.gap <= 1e-9
