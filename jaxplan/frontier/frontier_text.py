@@ -45,7 +45,19 @@ def proof(frontier: Frontier) -> str:
     )
 
 
+def stakes(frontier: Frontier) -> str:
+    """How much there is to trade, from end to end; "" of one plan."""
+    slow, fast = frontier.points[0], frontier.points[-1]
+    if slow is fast:
+        return ""
+    more, less = fast.peak_bytes / slow.peak_bytes - 1, slow.step_s / fast.step_s - 1
+    longer = f"the slowest takes {percent(less)} longer than the fastest"
+    return f"from end to end: {percent(more)} more memory, and {longer}"
+
+
 def _said(frontier: Frontier) -> Iterator[str]:
+    if words := stakes(frontier):
+        yield words
     yield f"found {frontier.method}"
     copies = [point.peak_bytes - point.counted_bytes for point in frontier.points]
     counted = ""

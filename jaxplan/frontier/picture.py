@@ -5,11 +5,11 @@ from __future__ import annotations
 from textwrap import wrap
 
 from ..units import BYTES, SECONDS, format_bytes
-from .frontier_text import proof
+from .frontier_text import proof, stakes
 from .points import Frontier, FrontierPoint
 from .svg import Scale, line, page, text
 
-_LEFT, _TOP, _WIDTH, _HEIGHT = 96, 106, 760, 360
+_LEFT, _TOP, _WIDTH, _HEIGHT = 96, 122, 760, 360
 
 #: Letters of a line over the picture.
 _LETTERS = 130
@@ -41,7 +41,7 @@ def frontier_picture(frontier: Frontier) -> str:
     bargain = "; orange: the best bargain, farthest below the line from end to end" if knee else ""
     plans, each = (f"{len(points)} plans", "each ") if len(points) > 1 else ("one plan", "")
     said = f"{plans} on {frontier.hardware}, {each}the fastest found in its memory{bargain}"
-    lines = [row for words in (said, f"proved: {proof(frontier)}") for row in wrap(words, _LETTERS)]
+    lines = [row for words in (said, stakes(frontier), f"proved: {proof(frontier)}") for row in wrap(words, _LETTERS)]
     parts = [
         text(16, 28, f"Frontier of {frontier.name} on ({frontier.mesh})", "title"),
         *(text(16, 48 + 16 * row, words) for row, words in enumerate(lines)),

@@ -195,6 +195,17 @@ def test_points_that_simulation_drops_make_no_regret(monkeypatch: pytest.MonkeyP
     assert [p.regret for p in left] == pytest.approx([0.2, 0.0])
 
 
+def test_what_there_is_to_trade_is_said_in_text_and_picture(found: Frontier, tmp_path: Path) -> None:
+    slow, fast = found.points[0], found.points[-1]
+    wide = (replace(slow, peak_bytes=1000, step_s=1.002), replace(fast, peak_bytes=1250, step_s=1.0))
+    said = "from end to end: 25 % more memory, and the slowest takes 0.2 % longer than the fastest"
+    two = replace(found, points=wide)
+    assert said in str(two)
+    two.plot(tmp_path / "two.svg")
+    assert said in "".join(ElementTree.parse(tmp_path / "two.svg").getroot().itertext())
+    assert "from end to end:" not in str(replace(found, points=wide[:1]))
+
+
 def test_layers_that_repeat_are_decided_once_if_wished() -> None:
     def deep(weights: list[jax.Array], x: jax.Array) -> jax.Array:
         for weight in weights:
