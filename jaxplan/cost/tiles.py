@@ -97,18 +97,21 @@ def gathered_bytes(
 
 
 def tiles_of_rows(tensor: Value, places: np.ndarray, axes: MeshAxes) -> np.ndarray:
-    """`float64[n]`: how many times more tiles a tensor in row-major order has than one whose tiles are of eight rows.
+    """`float64[n]`: how many times more tiles an argument or a result has than one whose tiles are of eight rows.
 
-    One where another order would pad it less: it lies in that one.
+    It lies in row-major order or, where that would pad it more, in the order that pads it least, of equals the one that
+    fills most rows: a table of which a device has two columns, f32[10131232, 2], in tiles of 2 x 128.
     """
     rank = len(tensor.shape)
     if rank < 2:
         return np.ones(len(places))
     sizes = local_sizes(tensor, places, axes)
     waste = padding(sizes)
-    in_order = waste[:, rank - 1, rank - 2] <= waste.min(axis=(1, 2))
-    rows = 2 ** np.ceil(np.log2(sizes[:, rank - 2]))
-    return np.where(in_order, SUBLANES / np.minimum(rows, SUBLANES), 1.0)
+    least = waste.min(axis=(1, 2))
+    more = SUBLANES / np.minimum(2 ** np.ceil(np.log2(sizes)), SUBLANES)
+    fullest = np.where(waste <= least[:, None, None], more[:, None, :], np.inf).min(axis=(1, 2))
+    in_order = waste[:, rank - 1, rank - 2] <= least
+    return np.asarray(np.where(in_order, more[:, rank - 2], fullest))
 
 
 def local_sizes(tensor: Value, places: np.ndarray, axes: MeshAxes) -> np.ndarray:
