@@ -53,6 +53,12 @@ LOOSE_GAP = 0.02
 """What a plan that may yet be over budget is proved within: of a tiny VQ-VAE's 408 nodes the same plan is found in 3 s
 of processor time, and in ten times that proved no further than 1 %."""
 
+LEFT_GAP = 0.01
+"""A gap that what fits is left with, where what is cheaper by the rows is over budget."""
+
+PROOF_ROUNDS = 3
+"""Searches for something cheaper that fits than what fits."""
+
 MEMORY_ROUNDS = 6
 """Searches with a tightened limit before giving up on a budget that only the decided layouts overrun."""
 
@@ -209,9 +215,9 @@ class Pipeline:
 
         The search's memory rows and the simulation differ a little both ways.  Where the simulation is over budget, the
         rows are tightened.  What is over budget again need not be proved: after the first time `loosely` looks for the
-        limit, and `search(limit, begin)` goes on from what fits.
+        limit, and `search(limit, begin)` goes on from what fits.  The bound is that of the budget's own rows.
         """
-        limit, loose, strict, excess = self.budget_bytes, self.budget_bytes, 0, 0
+        limit, loose, strict, excess, bound_s = self.budget_bytes, self.budget_bytes, 0, 0, -math.inf
         for round_ in range(MEMORY_ROUNDS):
             result = loosely(max(limit, 0)) if loosely and round_ else search(max(limit, 0))
             if not result.found:
@@ -219,25 +225,42 @@ class Pipeline:
                 if limit == loose or result.termination is not Termination.INFEASIBLE:
                     break
             else:
-                decision = decide(space, result.assignment)
-                memory = self.simulate(decision)
-                excess = memory.peak_bytes - self.budget_bytes
+                bound_s = bound_s if round_ else result.bound_s
+                found, excess = self._simulated(space, result, bound_s)
                 if excess <= 0:
-                    found = Found(space=space, result=_vouched_for(space, result), decision=decision, memory=memory)
-                    return self._proved(found, search(limit, result.assignment)) if loosely and round_ else found
+                    return self._proved(found, limit, search) if loosely and round_ else found
                 loose = min(limit, result.peak_bytes - 1)
                 self.say(f"{excess} bytes over budget once resharded copies are counted: searching again")
             # between a limit that lets too much through and one that lets nothing through
             limit = max(loose - excess, (loose + strict) // 2) if strict < loose else loose
         return Nothing(space=space, result=result)
 
-    def _proved(self, found: Found, result: SearchResult) -> Found:
-        """What a search that proves more came to, from `found`; that, as far as it is proved, where it doesn't fit."""
-        if result.found:
-            decision = decide(found.space, result.assignment)
-            memory, vouched = self.simulate(decision), _vouched_for(found.space, result)
-            if memory.peak_bytes <= self.budget_bytes:
-                return Found(space=found.space, result=vouched, decision=decision, memory=memory)
+    def _simulated(self, space: Space, result: SearchResult, bound_s: float) -> tuple[Found, int]:
+        """What was found, no better proved than `bound_s` says, and the bytes that it takes beyond the budget."""
+        decision, vouched = decide(space, result.assignment), _vouched_for(space, result)
+        vouched = dataclasses.replace(vouched, bound_s=min(vouched.bound_s, bound_s))
+        if vouched.gap > self.options.relative_gap and vouched.termination is Termination.OPTIMAL:
+            vouched = dataclasses.replace(vouched, termination=Termination.FEASIBLE)
+        memory = self.simulate(decision)
+        found = Found(space=space, result=vouched, decision=decision, memory=memory)
+        return found, memory.peak_bytes - self.budget_bytes
+
+    def _proved(self, found: Found, limit: int, search: Callable[..., SearchResult]) -> Found:
+        """The cheapest that fits of `found` and what searches that prove more come to, under ever tighter limits while
+        what they find is over budget and `found` is not known to be within `LEFT_GAP`."""
+        loose, strict, excess = limit, 0, 0
+        for _ in range(PROOF_ROUNDS):
+            result = search(limit, found.result.assignment)
+            if result.found:
+                other, excess = self._simulated(found.space, result, found.result.bound_s)
+                if excess <= 0:
+                    return min(other, found, key=lambda one: one.result.objective_s)
+                loose = min(limit, result.peak_bytes - 1)
+            else:
+                strict = limit
+            limit = max(loose - excess, (loose + strict) // 2) if strict < loose else loose
+            if found.result.gap <= LEFT_GAP or limit in (loose, strict):
+                break
         return found
 
     def _smallest(self, space: Space, result: SearchResult) -> Found | Nothing:
