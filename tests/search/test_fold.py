@@ -22,7 +22,7 @@ from jaxplan.search import (
 from jaxplan.search.alike import Contents, colours
 from jaxplan.search.base import Incumbent
 from jaxplan.search.contract import Matrices
-from jaxplan.search.fold import overflow
+from jaxplan.search.fold import _bound_whole, overflow
 from jaxplan.search.lifted import LiftedAscent, ascend
 from jaxplan.search.quotient import Quotient
 from jaxplan.search.tied import tie
@@ -193,6 +193,23 @@ def test_a_folded_search_agrees_with_the_whole(tight: bool) -> None:
         assert unfolded.objective_s <= whole.objective_s * (1 + 1e-4)
         assert unfolded.folded_s is None or unfolded.objective_s <= unfolded.folded_s
     assert equal >= (3 if tight else 8)
+
+
+@pytest.mark.parametrize("tight", [False, True])
+def test_the_whole_is_bounded_from_what_a_fold_found(tight: bool) -> None:
+    raised = 0
+    for seed in range(8):
+        problem = layered(seed, 8)
+        if tight:
+            problem = replace(problem, limit_bytes=middling_limit(problem, seed))
+        exact = SEARCHES["ilp"](problem, relative_gap=0.0)
+        best = Incumbent(problem)
+        if exact.found:
+            best.offer(exact.assignment)
+        _bound_whole(problem, Folds(problem), best, 0.005, time.monotonic() + 60.0)
+        assert best.bound_s <= exact.objective_s * (1 + 1e-9)
+        raised += best.closed(0.005)
+    assert raised >= (1 if tight else 6)
 
 
 def test_the_best_of_what_is_alike_under_pins_is_no_dearer_than_any_other_of_it() -> None:
