@@ -65,7 +65,7 @@ def input_kinds(graph: Graph, rules: Sequence[Rule]) -> tuple[str, ...]:
             kinds.append("state")
         else:
             kinds.append("parameter" if reaches[value] else "optimizer")
-    if "parameter" not in kinds:  # a simulation: nothing is optimised
+    if not any(kinds[i] == "parameter" for i in comes_back):  # a simulation, a search of beams: nothing is optimised
         kinds = ["state" if kind == "optimizer" else kind for kind in kinds]
     return tuple(kinds)
 

@@ -126,3 +126,18 @@ def test_what_a_simulation_carries_is_state() -> None:
     shapes = S((9, ROWS, DIM), "float32"), {"at": S((ROWS, 3), "float32")}, S((ROWS, DIM), "bool")
     traced = trace(step, shapes, {}, donate_argnums=(0, 1))
     assert input_kinds(traced.graph, graph_rules(traced.graph)) == ("state", "state", "batch")
+
+
+def test_what_a_search_of_beams_scores_is_state() -> None:
+    """The weights are only read: nothing is optimised."""
+
+    def step(weights: Any, beams: Any) -> Any:
+        hidden = jnp.tanh(weights["table"][beams["tokens"]] @ weights["up"])
+        total = beams["scores"][..., None] + jax.nn.log_softmax(hidden @ weights["out"])
+        best, place = lax.top_k(total.reshape(8, -1), 4)
+        return {"tokens": (place % 512).astype(jnp.int32), "scores": best}, best.max()
+
+    weights = {"table": S((512, 64), "float32"), "up": S((64, 256), "float32"), "out": S((256, 512), "float32")}
+    found = kinds(step, weights, {"tokens": S((8, 4), "int32"), "scores": S((8, 4), "float32")})
+    assert (found.pop("beams/tokens"), found.pop("beams/scores")) == ("state", "state")
+    assert set(found.values()) == {"parameter"}
