@@ -233,7 +233,8 @@ class Pipeline:
                 self.say(f"{excess} bytes over budget once resharded copies are counted: searching again")
             # between a limit that lets too much through and one that lets nothing through
             limit = max(loose - excess, (loose + strict) // 2) if strict < loose else loose
-        return Nothing(space=space, result=result)
+        # what fits the simulation, if anything, costs no less than what the budget's own rows let through
+        return Nothing(space=space, result=dataclasses.replace(result, bound_s=bound_s))
 
     def _simulated(self, space: Space, result: SearchResult, bound_s: float) -> tuple[Found, int]:
         """What was found, no better proved than `bound_s` says, and the bytes that it takes beyond the budget."""
@@ -290,7 +291,7 @@ class Pipeline:
             assignment=assignment,
             objective_s=objective_s,
             termination=Termination.FEASIBLE,
-            bound_s=0.0,
+            bound_s=min(max(result.bound_s, 0.0), objective_s) if space.complete else 0.0,
         )
         return Found(space=space, result=feasible, decision=decision, memory=memory)
 
