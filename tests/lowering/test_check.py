@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, AxisType
 
 from jaxplan.ir import trace
 from jaxplan.lowering import Orders, check, planned_constraints
 from jaxplan.sharding import Layout, graph_rules
 
 AXES = (("data", 8),)
+ONE_AXIS = AbstractMesh((8,), ("data",), axis_types=(AxisType.Auto,))
 CUT, WHOLE = np.array([0], np.int8), np.array([-1], np.int8)
 
 
@@ -24,7 +25,7 @@ def test_what_is_gathered_for_a_result_is_unplanned_unless_it_was_decided(decide
     (argument,), (result,) = graph.inputs, graph.outputs
     row = CUT if decided else WHOLE
     checked = check(
-        traced, graph_rules(graph), Orders(axes=AXES, chosen={}), AXES, AbstractMesh((8,), ("data",)),
+        traced, graph_rules(graph), Orders(axes=AXES, chosen={}), AXES, ONE_AXIS,
         (Layout(dims=(("data",), ())),), (Layout(dims=((), ())),), {argument: row, result: row}, (),
         reads={(0, 0): row}, waited=(), platform="tpu",
     )  # fmt: skip
@@ -49,7 +50,7 @@ def test_what_one_reader_cuts_and_another_sums_whole_is_made_whole() -> None:
         for op in graph.ops
         for position in range(len(op.operands))
     }
-    orders, mesh, rules = Orders(axes=AXES, chosen={}), AbstractMesh((8,), ("data",)), graph_rules(graph)
+    orders, mesh, rules = Orders(axes=AXES, chosen={}), ONE_AXIS, graph_rules(graph)
     whole, rows = Layout(dims=((), ())), Layout(dims=(("data",), ()))
     checked = check(
         traced, rules, orders, AXES, mesh, (whole, rows), (Layout(dims=((),)), rows), values,
@@ -78,7 +79,8 @@ def test_what_two_readers_gather_and_another_takes_in_pieces_is_made_in_pieces(k
         for op in graph.ops
         for position, v in enumerate(op.operands)
     }
-    orders, mesh = Orders(axes=axes, chosen={}), AbstractMesh((4, 2), ("data", "model"))
+    orders = Orders(axes=axes, chosen={})
+    mesh = AbstractMesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     cut, part = Layout(dims=(("data", "model"), ())), Layout(dims=((axes[kept][0],), ()))
     checked = check(
         traced, graph_rules(graph), orders, axes, mesh, (cut, part, Layout(dims=((), ()))), (part, cut, part), values,

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from jaxplan.lowering import Orders
 from jaxplan.lowering.turns import turned
@@ -36,7 +36,8 @@ def written(row: np.ndarray, axes: MeshAxes) -> list[Layout]:
 
 def inserted(made: np.ndarray, read: np.ndarray, axes: MeshAxes) -> list[tuple[str, tuple[str, ...], int]]:
     """What moves least of all orders at the two ends: (kind, axes, bytes) of each collective."""
-    mesh = AbstractMesh(tuple(size for _, size in axes), tuple(name for name, _ in axes))
+    names, sizes = [name for name, _ in axes], [size for _, size in axes]
+    mesh = AbstractMesh(tuple(sizes), tuple(names), axis_types=(AxisType.Auto,) * len(axes))
 
     def moved(start: Layout, stop: Layout) -> list[tuple[str, tuple[str, ...], int]]:
         way = Orders(axes=axes, chosen={}).on_the_way(start, 0, 0, reshard_path(made, read))[:-1]
