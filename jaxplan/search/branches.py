@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -20,6 +21,7 @@ from .dual import DualAscent
 from .frontier_elimination import Rows
 from .known import Floor
 from .problem import Ints, StrategyProblem
+from .program import OutOfTime
 
 #: Sweeps at each price, and with the best prices at the end.
 SWEEPS, LAST_SWEEPS = 4, 40
@@ -109,29 +111,33 @@ class Branch:
             return Floor(limit=self.limit, target_s=low_s)
         return Floor(limit=self.limit, target_s=self.bound_s, price_s=sum(self.by_byte.values()))
 
-    def parted(self, enough_s: float, target_s: float) -> list[Branch] | None:
+    def parted(self, enough_s: float, target_s: float, deadline: float = math.inf) -> list[Branch] | None:
         """This part in parts, none of which has a bound under `enough_s`; none is raised any farther over `target_s`.
 
         None if there is no way that soon leads there; asked again it still is None.
+
+        Raises:
+          OutOfTime: the deadline came first, in `time.monotonic` seconds.
         """
         if not self._whole_yet:
             return None
         for node, groups in self._contested():
             parts: list[Branch] = []
             for group in groups:
+                _look_at_the_clock(deadline)
                 parts.append(self._only(node, group, target_s, enough_s))
                 if parts[-1].bound_s < enough_s:
                     break
             else:
                 return parts
-        undecided = self._undecided(enough_s, target_s)
+        undecided = self._undecided(enough_s, target_s, deadline)
         if undecided is not None:
             node, groups = undecided
             return [self._only(node, group, target_s, -math.inf) for group in groups]
         self._whole_yet = False
         return None
 
-    def _undecided(self, enough_s: float, target_s: float) -> tuple[int, list[Ints]] | None:
+    def _undecided(self, enough_s: float, target_s: float, deadline: float) -> tuple[int, list[Ints]] | None:
         """The node that raises the bound most if its strategies are taken one at a time, whatever they hold in memory,
         and these: messages leave a bound too low where what is cheapest here and there does not go together.
         """
@@ -146,6 +152,7 @@ class Branch:
                 continue
             least_s = target_s if far.size else math.inf
             for strategy in near[np.argsort(extra_s[np.isin(left, near)], kind="stable")].tolist():
+                _look_at_the_clock(deadline)
                 alone = dual.only(node, np.array([strategy]))
                 for _ in range(TRIED_SWEEPS):
                     alone.sweep()
@@ -285,3 +292,8 @@ class Branch:
         bound_s = self.bound_s
         self._cheapest.append((bound_s, chosen, self.dual.price))
         return bound_s, moves.alive_bytes(self.dual.flat, chosen)
+
+
+def _look_at_the_clock(deadline: float) -> None:
+    if time.monotonic() > deadline:
+        raise OutOfTime

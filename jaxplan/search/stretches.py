@@ -213,7 +213,8 @@ class Stretches:
             step_s = part.share * unit_s
         # nothing was found: the bound is not near what there is
         low_s = part.low_s(limit)
-        parts = branch.parted(low_s + LEAST_RAISE * step_s, low_s + step_s) if more else None
+        enough_s = low_s + LEAST_RAISE * step_s
+        parts = branch.parted(enough_s, low_s + step_s, self.deadline) if more else None
         if parts:
             return [_Part(branch=one, floor=one.floor(low_s), share=part.share) for one in parts]
         if part.wide_s <= target_s:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from jaxplan.search import Edge, Node, StrategyProblem, Usage, exhaustive
 from jaxplan.search.branches import Branch
 from jaxplan.search.evaluate import Evaluator
 from jaxplan.search.narrow import narrow
+from jaxplan.search.program import OutOfTime
 from jaxplan.search.reduce import reduce
 
 from .problems import random_problem
@@ -46,6 +48,12 @@ def test_where_nothing_is_gained_nothing_is_parted() -> None:
     assert whole.parted(5.1, 6.0) is None
     # nor is it tried again
     assert whole.parted(1.0, 6.0) is None
+
+
+def test_parting_ends_with_the_time() -> None:
+    whole = Branch(either_or(), 100, by_byte={}, best_s=5.0)
+    with pytest.raises(OutOfTime):
+        whole.parted(4.9, 5.0, time.monotonic() - 1.0)
 
 
 def test_bounds_hold_for_parts_and_smaller_budgets() -> None:
