@@ -75,7 +75,7 @@ STAGES: dict[str, tuple[str, str, Callable[[Any], str]]] = {
     "reduce": ("jaxplan.search.ilp", "reduce", lambda r: f"{len(r.problem.nodes)} nodes left"),
     "solve": ("jaxplan.api.candidates", "solve", lambda r: f"gap {r.gap:.0e}"),
     "solve folded": ("jaxplan.api.candidates", "solve_folded", lambda r: f"gap {r.gap:.0e}"),
-    "templates": ("jaxplan.search.folds", "Folds.alike", lambda r: ""),
+    "templates": ("jaxplan.api.templates_beside", "rival", lambda r: ""),
     "memory": ("jaxplan.api.candidates", "step_memory", lambda r: f"{r.peak_bytes / 2**30:.2f} GiB a device"),
     "orders": ("jaxplan.api.turning", "resolve_orders", lambda r: ""),
     "shorten": ("jaxplan.lowering.check", "shortened", lambda r: f"{len(r.kept)} equations left" if r else "no"),
@@ -84,8 +84,9 @@ STAGES: dict[str, tuple[str, str, Callable[[Any], str]]] = {
     "partition": ("jaxplan.sharding.beside", "Asked.partition", lambda r: f"{len(r.collectives)} collectives"),
 }
 """Stage -> module, function, and the size of what it returns; reduce is part of both solves and of templates, and so is
-fold of one.  Templates are priced beside the check: their wall seconds and those of lowering overlap; a large program's
-are searched, and it is partitioned, in a process of its own, whose processor seconds are in no row."""
+fold of one, and templates have memories of their own.  Templates are priced beside the check: their wall seconds and
+those of lowering overlap; a large program's are searched, and it is partitioned, in a process of its own, whose
+processor seconds are in no row."""
 
 
 def size_of(problem: StrategyProblem) -> str:

@@ -414,7 +414,8 @@ def test_frontier_writes_its_files_and_prints_its_points(
     assert asked == {
         "eps": 1e-3, "time_limit_s": 5.0, "donate_argnums": (), "hardware": "tpu-v5e", "mesh": {"data": 2}, "shapes": 2,
     }  # fmt: skip
-    assert "2 plans\n  found by hand\n" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "2 plans\n  from end to end: 100 % more memory" in said and "\n  found by hand\n" in said
     assert picture.read_text().startswith("<svg")
     assert len(Frontier.from_json(saved).points) == 2
 
