@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -96,7 +97,8 @@ def finished(value: Any, mesh: Any, scope: str = "") -> Any:
     dims = [axes or None for axes in value.dims]
     with jax.named_scope(scope) if scope else contextlib.nullcontext():
         # in one dimension: of one for each axis XLA for CPU makes a sum over each axis (jax 0.10.2)
-        parts = value.parts.reshape(-1, *value.parts.shape[len(value.axes) :])
+        shape, count = value.parts.shape, len(value.axes)
+        parts = value.parts.reshape(math.prod(shape[:count]), *shape[count:])  # not -1: it may hold nothing
         parts = jax.lax.with_sharding_constraint(parts, NamedSharding(mesh, PartitionSpec(value.axes, *dims)))
         return jax.lax.with_sharding_constraint(_summed(parts, (0,)), NamedSharding(mesh, PartitionSpec(*dims)))
 
