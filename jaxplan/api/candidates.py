@@ -63,6 +63,11 @@ MEMORY_ROUNDS = 6
 """Searches with a tightened limit before giving up on a budget that only the decided layouts overrun."""
 
 
+def _between(strict: int, loose: int, excess: int) -> int:
+    """A limit between one that lets nothing through and one that lets too much through, by so many bytes."""
+    return max(loose - excess, (loose + strict) // 2) if strict < loose else loose
+
+
 def _vouched_for(space: Space, result: SearchResult) -> SearchResult:
     """`result` without its proof where the space lacks strategies: one of them might be better."""
     if space.complete:
@@ -116,6 +121,7 @@ class Pipeline:
         return pinned(self._free, self.values_pinned(pins))
 
     def values_pinned(self, pins: Mapping[int, Allowed]) -> dict[int, Allowed]:
+        """Pins on arguments, by value in the place of position."""
         inputs = self.traced.graph.inputs
         return {inputs[position]: allowed for position, allowed in pins.items()}
 
@@ -231,18 +237,15 @@ class Pipeline:
                     return self._proved(found, limit, search) if loosely and round_ else found
                 loose = min(limit, result.peak_bytes - 1)
                 self.say(f"{excess} bytes over budget once resharded copies are counted: searching again")
-            # between a limit that lets too much through and one that lets nothing through
-            limit = max(loose - excess, (loose + strict) // 2) if strict < loose else loose
+            limit = _between(strict, loose, excess)
         # what fits the simulation, if anything, costs no less than what the budget's own rows let through
         return Nothing(space=space, result=dataclasses.replace(result, bound_s=bound_s))
 
     def _simulated(self, space: Space, result: SearchResult, bound_s: float) -> tuple[Found, int]:
         """What was found, no better proved than `bound_s` says, and the bytes that it takes beyond the budget."""
-        decision, vouched = decide(space, result.assignment), _vouched_for(space, result)
-        vouched = dataclasses.replace(vouched, bound_s=min(vouched.bound_s, bound_s))
-        if vouched.gap > self.options.relative_gap and vouched.termination is Termination.OPTIMAL:
-            vouched = dataclasses.replace(vouched, termination=Termination.FEASIBLE)
-        memory = self.simulate(decision)
+        decision = decide(space, result.assignment)
+        memory, vouched = self.simulate(decision), _vouched_for(space, result)
+        vouched = vouched.bounded(bound_s, self.options.relative_gap)
         found = Found(space=space, result=vouched, decision=decision, memory=memory)
         return found, memory.peak_bytes - self.budget_bytes
 
@@ -259,7 +262,7 @@ class Pipeline:
                 loose = min(limit, result.peak_bytes - 1)
             else:
                 strict = limit
-            limit = max(loose - excess, (loose + strict) // 2) if strict < loose else loose
+            limit = _between(strict, loose, excess)
             if found.result.gap <= LEFT_GAP or limit in (loose, strict):
                 break
         return found

@@ -92,7 +92,8 @@ def _kept(pipeline: Pipeline, space: Space, pins: Mapping[int, Allowed]) -> dict
 
 
 def _limits(pipeline: Pipeline) -> dict[str, Any]:
-    limits, least_gap = pipeline.limits, pipeline.options.relative_gap
-    time_limit_s = limits["time_limit_s"]
-    limits["time_limit_s"] = RIVAL_S if time_limit_s is None else min(time_limit_s, RIVAL_S)
-    return limits | {"relative_gap": max(least_gap, RIVAL_GAP)}
+    options = pipeline.options
+    return pipeline.limits | {
+        "time_limit_s": min(options.time_limit_s or math.inf, RIVAL_S),
+        "relative_gap": max(options.relative_gap, RIVAL_GAP),
+    }

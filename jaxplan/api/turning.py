@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..lowering import Orders, resolve_orders
-from ..search import Charge, Crossed, Decision, Evaluator, Space, Termination, charged
+from ..search import Charge, Crossed, Decision, Evaluator, Space, charged
 from ..sharding import pieces
 from .found import Found
 
@@ -76,8 +76,7 @@ def _turned(pipeline: Pipeline, found: Found) -> tuple[Found, dict[Charge, float
         seconds = pipeline.model.collective_over("collective_permute", piece, names) * trips
         turns[charge] = turns.get(charge, 0.0) + seconds
     result = replace(found.result, objective_s=found.result.objective_s + sum(turns.values()))
-    if result.gap > pipeline.options.relative_gap and result.termination is Termination.OPTIMAL:
-        result = replace(result, termination=Termination.FEASIBLE)
+    result = result.bounded(result.bound_s, pipeline.options.relative_gap)
     return replace(found, space=charged(space, turns), orders=orders, result=result), turns
 
 

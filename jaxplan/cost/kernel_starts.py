@@ -11,9 +11,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from ..disjoint import Disjoint
 from ..ir import Op
+from .joined import joined
 from .residency import Flow
+
+_ELEMENTWISE = frozenset({"fused", "reduction"})
+"""Kinds of what is elementwise, up to a sum of it."""
 
 
 def kernel_starts(
@@ -23,22 +26,10 @@ def kernel_starts(
 
     Args:
       writes: bytes, see `fusion.Traffic`.
-      at_hand: whether a value is made by the kernel that an operation is part of.
-      levels: of every operation; those of one level that read a tensor of their own shape are one kernel.
+      at_hand, levels: see `joined`.
     """
     graph = flow.graph
-    shapes = [tensor.shape for tensor in graph.values]
-    kernels = Disjoint(len(graph.ops))
-    readers: dict[tuple[int, int, int], int] = {}
-    for op in graph.ops:
-        if flow.kinds[op.index] not in ("fused", "reduction"):
-            continue
-        for value in op.operands:
-            if flow.producers[value] >= 0 and not flow.source[value] and at_hand(value, op):
-                kernels.join(op.index, flow.producers[value])
-            elif shapes[value] == shapes[op.results[0]] != ():
-                key = value, flow.loop_of[op.index], levels[op.index]
-                kernels.join(op.index, readers.setdefault(key, op.index))
+    kernels = joined(flow, at_hand, levels, taking=_ELEMENTWISE, beside=_ELEMENTWISE)
     writers: Counter[int] = Counter()
     paid: set[int] = set()
     for op in graph.ops:

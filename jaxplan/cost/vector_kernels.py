@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ..disjoint import Disjoint
 from ..ir import Op
 from ..sharding import Rule
+from .joined import joined
 from .residency import Flow
 
 
@@ -44,20 +44,11 @@ def vector_kernels(
 
     Args:
       reads, writes: bytes, see `fusion.Traffic`.
-      at_hand: whether a value is made by the kernel that an operation is part of.
-      levels: of every operation; those of one level that read a tensor of their own shape are one kernel.
+      at_hand, levels: see `joined`.
     """
     graph = flow.graph
     shapes = [tensor.shape for tensor in graph.values]
-    kernels = Disjoint(len(graph.ops))
-    readers: dict[tuple[int, int, int], int] = {}
-    for op in graph.ops:
-        for value in op.operands:
-            if flow.producers[value] >= 0 and not flow.source[value] and at_hand(value, op):
-                kernels.join(op.index, flow.producers[value])
-            elif flow.kinds[op.index] == "fused" and shapes[value] == shapes[op.results[0]] != ():
-                first = readers.setdefault((value, flow.loop_of[op.index], levels[op.index]), op.index)
-                kernels.join(op.index, first)
+    kernels = joined(flow, at_hand, levels, taking=set(flow.kinds), beside={"fused"})
     outside = {*graph.inputs, *graph.outputs}
     arrays: Counter[int] = Counter()
     along: set[int] = set()

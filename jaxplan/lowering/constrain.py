@@ -47,10 +47,7 @@ def planned_constraints(
         if at_maker is not None and at_maker is not row and at_maker.tobytes() != row.tobytes():
             moved.append((index, position))
     held = held_values(graph, values, reads)
-    turned, at_once = (
-        turned_sums(graph, values, reads, held),
-        _scattered_at_once(graph, values, reads, held, waited),
-    )
+    turned, at_once = turned_sums(graph, values, reads, held), _scattered_at_once(graph, values, reads, held, waited)
     kept = read_otherwise(graph, moved) | cut_wrongly(graph)
     pins: dict[tuple[Site, Layout], Constraint] = {}
 
@@ -93,10 +90,7 @@ def planned_constraints(
             [*steps, *reshard_path(steps[-1] if steps else start, row)],
         ):  # fmt: skip
             pin(op.sites[position], layout, value, op.source, op.primitive, "reshard")
-    written = [
-        *_local_specs(graph, values, reads, orders),
-        *_held_layouts(graph, values, reads, orders, held),
-    ]
+    written = [*_local_specs(graph, values, reads, orders), *_held_layouts(graph, values, reads, orders, held)]
     return (*pins.values(), *written)
 
 
@@ -152,10 +146,7 @@ def turned_sums(
         turned = op.primitive == "transpose" or (op.primitive in SUMS and found.intersection(op.operands))
         for value in op.results if turned else ():
             if value in values and value not in held and (values[value] == UNREDUCED).any():
-                pending, read = (
-                    values[value] == UNREDUCED,
-                    [reads[use] for use in uses[value] if use in reads],
-                )
+                pending, read = values[value] == UNREDUCED, [reads[use] for use in uses[value] if use in reads]
                 several = len({row.tobytes() for row in read}) == 1 and bool((read[0][pending] >= 0).all())
                 if len(uses[value]) == 1 or several:
                     found.add(value)
@@ -202,9 +193,7 @@ def _on_the_way(start: np.ndarray, copy: np.ndarray, row: np.ndarray) -> bool:
     return not np.array_equal(start, finished(copy)) and bool(((copy == row) | (copy < 0)).all())
 
 
-def _constraint(
-    op: Op, site: Site | None, layout: Layout, shape: tuple[int, ...], why: str
-) -> list[Constraint]:
+def _constraint(op: Op, site: Site | None, layout: Layout, shape: tuple[int, ...], why: str) -> list[Constraint]:
     if site is None:
         return []
     return [
@@ -244,14 +233,10 @@ def _local_specs(
 ) -> list[Constraint]:
     specs: list[Constraint] = []
 
-    def add(
-        op: Op, site: Site | None, kind: str, index: int, position: int, row: np.ndarray, value: int
-    ) -> None:
+    def add(op: Op, site: Site | None, kind: str, index: int, position: int, row: np.ndarray, value: int) -> None:
         shape = graph.values[value].shape
         if shape:
-            specs.extend(
-                _constraint(op, site, orders.layout(kind, index, position, row, len(shape)), shape, LOCAL)
-            )
+            specs.extend(_constraint(op, site, orders.layout(kind, index, position, row, len(shape)), shape, LOCAL))
 
     for op in graph.ops:
         dim = cut_locally(op.equation)
@@ -288,17 +273,10 @@ def pin_values(
         shape, maker = graph.values[value].shape, producers[value]
         if site is not None and shape:
             layout = orders.layout("value", value, 0, finished(values[value]), len(shape))
-            source, primitive = (
-                ("", "argument") if maker < 0 else (graph.ops[maker].source, graph.ops[maker].primitive)
-            )
+            source, primitive = ("", "argument") if maker < 0 else (graph.ops[maker].source, graph.ops[maker].primitive)
             pins.append(
                 Constraint(
-                    site=site,
-                    layout=layout,
-                    source=source,
-                    primitive=primitive,
-                    shape=shape,
-                    why="propagation",
+                    site=site, layout=layout, source=source, primitive=primitive, shape=shape, why="propagation"
                 )
             )
     return tuple(pins)

@@ -7,7 +7,7 @@ import enum
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ..errors import SolverError
@@ -66,6 +66,13 @@ class SearchResult:
         if slack <= 0:
             return 0.0
         return slack / abs(self.objective_s) if self.objective_s else math.inf
+
+    def bounded(self, bound_s: float, relative_gap: float) -> SearchResult:
+        """The same, no better proved than `bound_s` says: optimal no more where that leaves a wider gap."""
+        result = replace(self, bound_s=min(self.bound_s, bound_s))
+        if result.termination is Termination.OPTIMAL and result.gap > relative_gap:
+            return replace(result, termination=Termination.FEASIBLE)
+        return result
 
     @property
     def best_at_s(self) -> float:

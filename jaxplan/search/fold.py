@@ -55,6 +55,7 @@ def solve_folded(
     deadline = math.inf if time_limit_s is None else best.started + time_limit_s
     # where memory binds, a fold that chooses alike can take any time to prove, and layers that differ gain percents
     until = deadline if time_limit_s is None or math.isinf(unfold_gap) else best.started + time_limit_s / 2
+    folds = folds or Folds(problem)
     enough = relative_gap if math.isinf(unfold_gap) else max(relative_gap, unfold_gap / 2)
     reason = overflow(problem)
     if reason:
@@ -62,7 +63,6 @@ def solve_folded(
     try:
         if hint is not None:
             best.offer(hint)
-        folds = folds or Folds(problem)
         folded_s = math.inf
         for depth in DEPTHS:
             if depth == DEPTHS[-1] and not math.isinf(unfold_gap):
@@ -98,6 +98,7 @@ def solve_folded(
         seed=seed,
         on_progress=on_progress,
         hint=folded.assignment or hint,
+        matrices=folds.matrices,
     )
     bound_s = min(max(whole.bound_s, folded.bound_s), whole.objective_s)
     return replace(whole, bound_s=bound_s, folded_s=folded.folded_s)

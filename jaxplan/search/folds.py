@@ -94,13 +94,15 @@ class Folds:
 
         Returns None where the problem does not fold, or where nodes that are alike have nothing in common left.
         """
-        tied = None if known else self.layers(limit_bytes)
-        if known is None and tied is not None:
+        if known is None:
+            tied = self.layers(limit_bytes)
+            if tied is None:
+                return None
             known = search_tied(
                 tied, kept or {}, time_limit_s=time_limit_s, relative_gap=relative_gap, seed=seed, enough_s=enough_s,
                 matrices=self.matrices,
             )  # fmt: skip
-        found, assignment = known or Alike(None)
+        found, assignment = known
         if found is None:
             return None
         best = self._incumbent.aside()
