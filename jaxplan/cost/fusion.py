@@ -46,6 +46,7 @@ from .sliced import lanes_left
 from .squares import Squares, shared_squares
 from .tables import RowUpdate, row_updates, tiled_in_rows
 from .tiles import Tiling
+from .turned import Update, updates_of
 from .vector_kernels import VectorKernel, vector_kernels
 from .written import most_read, written_by, written_in_loops
 
@@ -65,7 +66,7 @@ class Traffic:
       images: TPU: values in the layout of convolutions, see `image_lanes`.
       rows: TPU: see `sliced`, `written`, `tiled_in_rows`; copied_images: see `copied_reads`; tables: see `row_updates`;
         spread: see `spread_reads`; squares: TPU: see `shared_squares`; apart: GPU: see `made_apart` and `reordered`;
-        reordered: GPU: the latter's value by (product, place); wide: TPU: see `wide_copies`.
+        reordered: GPU: the latter's value by (product, place); wide: TPU: see `wide_copies`; updates: GPU: see there.
       kernels: TPU: for every operation the kernel of the vector unit that it is part of; else None throughout.
       starts: GPU: see `kernel_starts`; producers: for every value the operation that makes it, or -1.
       times: when each operation runs, as the index of an operation.  TPU: what is fused runs as soon as its last
@@ -90,6 +91,7 @@ class Traffic:
     squares: tuple[Squares, ...]
     wide: tuple[WideCopy, ...]
     apart: Mapping[int, tuple[tuple[int, int], ...]]
+    updates: tuple[Update, ...]
     reordered: Mapping[tuple[int, int], int]
     kernels: tuple[VectorKernel | None, ...]
     starts: tuple[float, ...]
@@ -132,9 +134,8 @@ class _Kernels:
         self.mask = [platform == "tpu" and is_mask(tensor) for tensor in graph.values]
         self.kinds = [kind_of(graph, op, rule, platform) for op, rule in zip(graph.ops, rules, strict=True)]
         self.loop_of = [-1] * len(graph.ops)
-        for position, loop in enumerate(graph.loops):
-            for t in range(loop.start, loop.stop):
-                self.loop_of[t] = position  # inner loops stand after outer ones
+        for position, loop in enumerate(graph.loops):  # inner loops stand after outer ones
+            self.loop_of[loop.start : loop.stop] = [position] * (loop.stop - loop.start)
         products = [op for op in graph.ops if rules[op.index].matmul]
         self.product_operands = {unmoved(graph, self.producers, v) for op in products for v in op.operands}
         self.op_level, self.value_level = [0] * len(graph.ops), [0] * len(graph.values)
@@ -182,7 +183,8 @@ class _Kernels:
         """Values in memory whatever is computed again."""
         stored, tpu = [False] * len(self.graph.values), self.platform == "tpu"
         padded = padded_for_products(self.graph, self.producers) if tpu else set()
-        for value in (*self.graph.inputs, *self.graph.outputs, *self.graph.constants, *padded):
+        ends = (*self.graph.inputs, *self.graph.outputs, *self.graph.constants)
+        for value in (*ends, *padded, *self.onto.values()):
             stored[value] = True
         for op in self.graph.ops:
             if self.rules[op.index].source:
@@ -201,8 +203,6 @@ class _Kernels:
             whole += [v for v in op.operands if not self._here(v, op)]
             for value in whole:
                 stored[value] = True
-        for total in self.onto.values():
-            stored[total] = True
         return [kept and not source for kept, source in zip(stored, self.source, strict=True)]
 
     def _find_leaves(self) -> tuple[set[int], Mapping[int, set[int]]]:
@@ -290,6 +290,7 @@ class _Kernels:
 
     def traffic(self) -> Traffic:
         """See `Traffic`."""
+        # a loop's next carry is written into the carry's buffer
         carried = {op.operands[0] for op in self.graph.ops if op.primitive == "carry_next"}
         runs = self._runs(carried)
         seen: set[tuple[int, int, int]] = set()
@@ -299,8 +300,8 @@ class _Kernels:
             graph=self.graph, rules=self.rules, kinds=self.kinds, source=self.source, producers=self.producers,
             loop_of=self.loop_of,
         )  # fmt: skip
-        again = written_again(flow) if self.platform == "gpu" else set()
-        times, tpu = self._times(flow), self.platform == "tpu"
+        times, tpu, gpu = self._times(flow), self.platform == "tpu", self.platform == "gpu"
+        again = written_again(flow) if gpu else set()
         images = image_lanes(self.graph, self.rules) if tpu else {}
         for op in self.graph.ops:
             if op.primitive in ("scan_slice", "scan_stack"):
@@ -309,12 +310,11 @@ class _Kernels:
                 writes.append(moved[1:])
                 continue
             reads.append(tuple([self._read(op, v, seen) if runs[op.index] else 0.0 for v in op.operands]))
-            # a loop's next carry is written into the carry's buffer
             kept = [self.kinds[op.index] != "edge" and (self.stored[v] or v in carried) for v in op.results]
             made = [written_by(op, v, self.written) for v in op.results]
             writes.append(tuple([self.bytes[v] * self.share[v] * w for v, w in zip(made, kept, strict=True)]))
-        turned = reordered(flow) if self.platform == "gpu" else {}
-        apart = {**made_apart(flow, self.cheap), **turned} if self.platform == "gpu" else {}
+        turned = reordered(flow) if gpu else {}
+        apart = {**made_apart(flow, self.cheap), **turned} if gpu else {}
         elsewhere = {*apart, *self.written.shared, *self.onto}
         return Traffic(
             stored=tuple(s and v not in elsewhere for v, s in enumerate(self.stored)),
@@ -327,8 +327,8 @@ class _Kernels:
             reads=tuple(reads),
             writes=tuple(writes),
             second_stacks=second_stacks(flow, self.platform),
-            fills=fills(flow, times, self.onto) if self.platform == "gpu" else (),
-            invariants=loop_invariants(flow) if self.platform == "gpu" else (),
+            fills=fills(flow, times, self.onto) if gpu else (),
+            invariants=loop_invariants(flow) if gpu else (),
             over=overwritable(flow, self.stored) if tpu else {},
             images=images,
             rows={**self.written.spanned, **tiled_in_rows(self.graph), **lanes_left(flow)} if tpu else {},
@@ -338,19 +338,20 @@ class _Kernels:
             squares=shared_squares(flow, self.stored) if tpu else (),
             wide=wide_copies(self.graph, self.producers) if tpu else (),
             apart=apart,
+            updates=updates_of(flow) if gpu else (),
             reordered={product: value for value, products in turned.items() for product in products},
             kernels=vector_kernels(flow, reads, writes, self._at_hand, self.op_level) if tpu else (None,) * len(reads),
-            starts=kernel_starts(flow, writes, self._at_hand, self.op_level) if self.platform == "gpu" else (),
+            starts=kernel_starts(flow, writes, self._at_hand, self.op_level) if gpu else (),
             producers=tuple(self.producers),
             times=times,
             graph=self.graph,
         )
 
     def _times(self, flow: Flow) -> tuple[int, ...]:
+        if self.platform not in ("tpu", "gpu"):
+            return tuple(range(len(self.graph.ops)))
         if self.platform == "tpu":
             return run_times(flow, self.stored)
-        if self.platform != "gpu":
-            return tuple(range(len(self.graph.ops)))
         return beside_sums(flow, late_products(flow, self.stored), self.stored, self.leaves, self.op_level)
 
     def _runs(self, carried: set[int]) -> list[bool]:
@@ -395,6 +396,5 @@ class _Kernels:
         return self.op_level[self.producers[value]] == self.op_level[op.index]
 
     def _buffer(self, value: int) -> bool:
-        if self.producers[value] < 0:
-            return False
-        return self.graph.ops[self.producers[value]].primitive in LOOP_EDGES
+        made = self.producers[value]
+        return made >= 0 and self.graph.ops[made].primitive in LOOP_EDGES

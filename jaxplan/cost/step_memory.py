@@ -21,6 +21,7 @@ from .pooling import pooling_scratch
 from .rings import ring_operands
 from .split_k import split_scratch
 from .tiles import device_bytes
+from .turned import turned_updates
 
 
 def step_memory(
@@ -53,6 +54,7 @@ def step_memory(
     for op, size in apart_scratch(graph, axes, crossing.apart, reads).items():
         scratch[op] = scratch.get(op, 0) + size
     beside = [*(moved.copies if moved else ()), *_handed_over(graph, axes, crossing.invariants, values)]
+    beside += turned_updates(graph, axes, crossing.updates, times, values, reads)
     if model.profile.kind == "tpu":
         beside += ring_operands(graph, axes, stored, crossing.producers, times, values, reads)
     for wide in crossing.wide:
