@@ -26,8 +26,9 @@ from .in_place import overwritable
 from .invariants import Invariant, loop_invariants
 from .kernel_starts import kernel_starts
 from .kinds import COMPUTED_AGAIN, LOOP_EDGES, kind_of, source_values
-from .masks import is_dear, is_mask, padded_for_products
+from .masks import is_dear, is_mask, padded_for_products, read_by_expansions
 from .on_chip import Resident, residents
+from .outermost import outside_tiles
 from .residency import (
     Flow,
     SecondStack,
@@ -184,7 +185,8 @@ class _Kernels:
         stored, tpu = [False] * len(self.graph.values), self.platform == "tpu"
         padded = padded_for_products(self.graph, self.producers) if tpu else set()
         ends = (*self.graph.inputs, *self.graph.outputs, *self.graph.constants)
-        for value in (*ends, *padded, *self.onto.values()):
+        expanded = read_by_expansions(self.graph) if self.platform == "gpu" else ()
+        for value in (*ends, *padded, *self.onto.values(), *expanded):
             stored[value] = True
         for op in self.graph.ops:
             if self.rules[op.index].source:
@@ -315,7 +317,7 @@ class _Kernels:
             writes.append(tuple([self.bytes[v] * self.share[v] * w for v, w in zip(made, kept, strict=True)]))
         turned = reordered(flow) if gpu else {}
         apart = {**made_apart(flow, self.cheap), **turned} if gpu else {}
-        elsewhere = {*apart, *self.written.shared, *self.onto}
+        elsewhere, spanned = {*apart, *self.written.shared, *self.onto}, self.written.spanned
         return Traffic(
             stored=tuple(s and v not in elsewhere for v, s in enumerate(self.stored)),
             inside=tuple(
@@ -331,7 +333,7 @@ class _Kernels:
             invariants=loop_invariants(flow) if gpu else (),
             over=overwritable(flow, self.stored) if tpu else {},
             images=images,
-            rows={**self.written.spanned, **tiled_in_rows(self.graph), **lanes_left(flow)} if tpu else {},
+            rows={**outside_tiles(flow), **spanned, **tiled_in_rows(self.graph), **lanes_left(flow)} if tpu else {},
             copied_images=copied_reads(self.graph, self.rules, self.stored, self.producers) if tpu else (),
             tables=row_updates(self.graph, self.rules) if tpu else (),
             spread=spread_reads(self.graph, images) if images else (),
@@ -348,11 +350,9 @@ class _Kernels:
         )
 
     def _times(self, flow: Flow) -> tuple[int, ...]:
-        if self.platform not in ("tpu", "gpu"):
-            return tuple(range(len(self.graph.ops)))
-        if self.platform == "tpu":
-            return run_times(flow, self.stored)
-        return beside_sums(flow, late_products(flow, self.stored), self.stored, self.leaves, self.op_level)
+        if self.platform == "gpu":
+            return beside_sums(flow, late_products(flow, self.stored), self.stored, self.leaves, self.op_level)
+        return run_times(flow, self.stored) if self.platform == "tpu" else tuple(range(len(self.graph.ops)))
 
     def _runs(self, carried: set[int]) -> list[bool]:
         """Whether each operation runs at its level: cheap ones whose readers all run later are computed there only."""

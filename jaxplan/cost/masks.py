@@ -11,9 +11,11 @@ It pads in the kernel of a product, and computes what is padded in one before it
 `logits[:, :-1]` the logits' gradient is in memory, of one over all logits it is not.
 
 XLA for GPU stores a tanh or an error function in bf16 that the backward pass reads again, though its argument is in
-memory too: of a gelu the argument, the tanh and the result (MLPs of six layers, GPTs of four unrolled ones, a BERT and
-a ConvNeXt, compiled for H100, jax 0.10.2).  In f32, twice the bytes, it computes them again (an MLP-Mixer and a
-perceiver), a logistic function always.
+memory too: of a gelu the argument, the tanh and the result (MLPs of six layers, GPTs of four unrolled ones, a BERT
+and a ConvNeXt, compiled for H100, jax 0.10.2).  In f32, twice the bytes, it computes them again (an MLP-Mixer and a
+perceiver), a logistic function always.  An erfc in bf16 is expanded into polynomials before kernels are made, which
+read its argument dozens of times: where the derivative reads the argument, too, it is written beside the erfc (the
+exact gelus of a RoBERTa, H100).
 """
 
 from __future__ import annotations
@@ -59,3 +61,10 @@ def padded_for_products(graph: Graph, producers: Sequence[int]) -> set[int]:
 def is_dear(graph: Graph, op: Op) -> bool:
     """Whether XLA for GPU would rather store what an operation makes than compute it again."""
     return op.primitive in _DEAR and graph.values[op.results[0]].item_bytes <= _DEAR_BYTES
+
+
+def read_by_expansions(graph: Graph) -> set[int]:
+    """What XLA for GPU writes because a function that it expands into dozens of operations reads it, and others do."""
+    uses = graph.uses()
+    expanded = {op.operands[0] for op in graph.ops if op.primitive == "erfc" and is_dear(graph, op)}
+    return {value for value in expanded if len(uses[value]) > 1}

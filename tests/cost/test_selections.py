@@ -87,7 +87,8 @@ def test_a_gather_on_tpu_reads_bf16_logits_in_f32(form: str) -> None:
 
     found = memory(jax.value_and_grad(loss), W, H, Y, hardware="tpu-v5e")
     assert found.parts["copies"] == pytest.approx(2 * LOGITS, rel=0.03)
-    assert found.peak_bytes == pytest.approx(3 * LOGITS + 2 * DIM * (2 * WORDS + ROWS), rel=0.03)
+    arrays = found.peak_bytes - found.parts["tables"]
+    assert arrays == pytest.approx(3 * LOGITS + 2 * DIM * (2 * WORDS + ROWS), rel=0.03)
 
 
 def test_a_table_is_gathered_from_as_it_is() -> None:
