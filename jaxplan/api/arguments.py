@@ -11,18 +11,18 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 
 from ..errors import ArgumentError
-from ..ir import auto_mesh_of
+from ..ir import auto_mesh_of, shape_as
 from ..plans import Plan
 
 
 def shape_of(leaf: Any, where: str = "an argument of the step") -> jax.ShapeDtypeStruct:
-    """Shape and dtype of an array, Python scalar or ShapeDtypeStruct; any sharding is left behind.
+    """Shape, dtype and memory of an array, Python scalar or ShapeDtypeStruct; any layout is left behind.
 
     Raises:
       ArgumentError: the leaf is none of these, or a mutable array; `where` it stands is said.
     """
     if isinstance(leaf, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
+        return shape_as(leaf)
     if isinstance(leaf, jax.Ref):
         raise ArgumentError(
             f"{where} is a mutable array (jax.Ref), which no plan can lay out: pass what it holds, ref[...], and "
@@ -35,7 +35,7 @@ def shape_of(leaf: Any, where: str = "an argument of the step") -> jax.ShapeDtyp
             f"{where} is a {type(leaf).__name__}, {leaf!r}: neither an array nor a ShapeDtypeStruct. "
             "Mark it static (static_argnums / static_argnames), or convert it"
         ) from error
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+    return shape_as(aval)
 
 
 def check_arguments(named: Iterable[tuple[str, Any]]) -> None:

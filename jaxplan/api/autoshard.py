@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, Mesh
 from .._jax import jit_settings
 from ..errors import ArgumentError, PlanMismatchError
 from ..hardware import CompileTarget
-from ..ir import Traced, argument_names, positions_of, trace
+from ..ir import Traced, argument_names, on_host, positions_of, trace
 from ..plans import Plan
 from ..search import Allowed, StrategyProblem, start_solver
 from ..sharding import MeshAxes, registered
@@ -110,7 +110,7 @@ class ShardedStep:
             check_arguments((names[i], argument) for i, argument in enumerate(args) if i not in fixed)
             check_arguments(dynamic_kwargs.items())
             raise
-        key = (static, tree, tuple((s.shape, str(s.dtype), s.weak_type) for s in shapes))
+        key = (static, tree, tuple((s.shape, str(s.dtype), s.weak_type, on_host(s)) for s in shapes))
         if key not in self._variants:
             ambient = as_auto_mesh_in_force()
             with outside_any_mesh(), collector_paused():

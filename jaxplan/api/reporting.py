@@ -13,7 +13,7 @@ from ..cost import CostModel, collective_wire_bytes
 from ..ir import Traced, users_line
 from ..plans import Alternative, Plan, PlanCost, PlannedCollective, TensorPlan
 from ..sharding import Layout, layout_of_places, pieces, places_of_layout
-from ..units import format_bytes, format_seconds
+from ..units import format_seconds
 from .meshes import Target
 from .options import TEMPLATES, Options
 from .repeated import repeated
@@ -100,7 +100,7 @@ def _inputs(traced: Traced, target: Target, best: Candidate, kinds: Sequence[str
         TensorPlan(
             path=leaf.path, shape=leaf.shape, dtype=leaf.dtype, layout=layout, bytes=int(graph.values[v].bytes),
             local_bytes=_local(graph.values[v].bytes, layout, target), alias=next_of.get(i, ""), kind=kinds[i],
-            donated=i in graph.donated,
+            donated=i in graph.donated, host=leaf.host,
         )
         for i, (leaf, v, layout) in enumerate(zip(traced.inputs, graph.inputs, best.inputs, strict=True))
     )  # fmt: skip
@@ -113,6 +113,7 @@ def _outputs(traced: Traced, target: Target, best: Candidate) -> tuple[TensorPla
         TensorPlan(
             path=leaf.path, shape=leaf.shape, dtype=leaf.dtype, layout=layout, bytes=int(graph.values[v].bytes),
             local_bytes=_local(graph.values[v].bytes, layout, target), alias=from_input.get(i, ""), kind="result",
+            host=leaf.host,
         )
         for i, (leaf, v, layout) in enumerate(zip(traced.outputs, graph.outputs, best.outputs, strict=True))
     )  # fmt: skip
@@ -228,22 +229,7 @@ def _warnings(
             f"the partitioner adds {what} at {where}, which the search did not plan: {format_seconds(seconds)} a step "
             "(counted in the cost)"
         )
-    return (*warnings, *_off_the_host(traced), *best.checked.warnings)
-
-
-def _off_the_host(traced: Traced) -> tuple[str, ...]:
-    """What is said of results that the step moves to its host's memory: a plan's layouts are of the devices' own."""
-    spaces = [getattr(v.aval, "memory_space", None) for v in traced.jaxpr.outvars]
-    moved = [i for i, space in enumerate(spaces) if space is jax.memory.Space.Host]
-    if not moved:
-        return ()
-    size = format_bytes(sum(traced.graph.values[traced.graph.outputs[i]].bytes for i in moved))
-    first = traced.outputs[moved[0]].path
-    others = f" and {len(moved) - 1} more" if len(moved) > 1 else ""
-    return (
-        f"the step moves `{first}`{others} ({size} in all) to the host's memory; the plan keeps them in the devices', "
-        "and counts them there",
-    )
+    return (*warnings, *best.checked.warnings)
 
 
 def _alternatives(

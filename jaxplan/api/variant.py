@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh
 
 from ..errors import ArgumentError
-from ..ir import Traced
+from ..ir import Traced, on_host, shape_as
 from ..lowering import planned_function, sharding_of
 from ..plans import Plan
 from .arguments import (
@@ -43,18 +44,19 @@ class Variant:
         self.donate, self.has_kwargs = tuple(donate), has_kwargs
         # Set by the first call with such arguments, so that later ones need no failed trace.
         self.takes_explicit = False
+        self._hosted = [i for i, tensor in enumerate(plan.inputs) if tensor.host]
         self._run = planned_function(traced, plan.constraints, target.mesh)
 
     @functools.cached_property
     def in_trees(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """NamedShardings in the structure of (dynamic args, dynamic kwargs)."""
-        leaves = [sharding_of(self.target.mesh, tensor.layout) for tensor in self.plan.inputs]
+        leaves = [sharding_of(self.target.mesh, tensor.layout, tensor.host) for tensor in self.plan.inputs]
         args, kwargs = jax.tree.unflatten(self.traced.in_tree, leaves)
         return tuple(args), dict(kwargs)
 
     @functools.cached_property
     def out_tree(self) -> Any:
-        leaves = [sharding_of(self.target.mesh, tensor.layout) for tensor in self.plan.outputs]
+        leaves = [sharding_of(self.target.mesh, tensor.layout, tensor.host) for tensor in self.plan.outputs]
         return jax.tree.unflatten(self.traced.out_tree, leaves)
 
     def shardings_like(self, shapes: Any) -> Any:
@@ -84,11 +86,10 @@ class Variant:
             raise OtherSignature
         for leaf, planned in zip(leaves, self.traced.jaxpr.invars, strict=True):
             aval = jax.typeof(leaf)
-            if (aval.shape, aval.dtype, aval.weak_type) != (
-                planned.aval.shape,
-                planned.aval.dtype,
-                planned.aval.weak_type,
-            ):
+            known = planned.aval
+            if (aval.shape, aval.dtype, aval.weak_type) != (known.shape, known.dtype, known.weak_type):
+                raise OtherSignature
+            if on_host(aval) != on_host(known):
                 raise OtherSignature
             if is_explicit(aval):
                 raise ExplicitArguments
@@ -135,6 +136,8 @@ class Variant:
         Raises:
           OtherSignature: they are not those that it was planned for.
         """
+        if self._hosted:
+            args, kwargs = self._on_the_host(args, kwargs)
         if self.donate:
             args, kwargs = without_repeats(args, kwargs, self.donate)
         try:
@@ -164,6 +167,18 @@ class Variant:
         if described:
             raise ArgumentError(described) from error
 
+    def _on_the_host(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with those brought to the host's memory that are planned there, as before a first step."""
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        planned = self.traced.jaxpr.invars
+        if tree != self.traced.in_tree or any(np.shape(leaves[i]) != planned[i].aval.shape for i in self._hosted):
+            raise OtherSignature
+        away = [i for i in self._hosted if not on_host(leaves[i])]
+        shardings = jax.tree.leaves(self.in_trees)
+        for i, leaf in zip(away, jax.device_put([leaves[i] for i in away], [shardings[i] for i in away]), strict=True):
+            leaves[i] = leaf
+        return jax.tree.unflatten(tree, leaves)
+
     def _without_explicit(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -190,6 +205,7 @@ class Variant:
                 )
 
             shapes, keyword_shapes = jax.tree.map(with_sharding, (shapes, keyword_shapes), self.in_trees)
+        shapes = jax.tree.map(lambda shape, there: shape_as(shape, host=on_host(there)), shapes, self.in_trees[0])
         stage = self.jitted.trace(*shapes, **keyword_shapes)
         if isinstance(self.target.mesh, AbstractMesh):
             return stage.lower(lowering_platforms=(self.target.platform,))

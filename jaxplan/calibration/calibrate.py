@@ -97,6 +97,8 @@ def measured_profile(base: Profile, measurements: Measurements, name: str) -> Pr
     if stream is not None:
         changes["hbm_bytes_per_s"] = set_number("hbm_bytes_per_s", stream, "streaming in and out")
         changes["hbm_efficiency"] = set_number("hbm_efficiency", 1.0, "the rate above is an achieved one")
+        if base.kind == "cpu":
+            changes["host_bytes_per_s"] = set_number("host_bytes_per_s", stream, "as hbm_bytes_per_s")
     arithmetic = arithmetic_rate(rows)
     if arithmetic is not None:
         changes["vector_flops_per_s"] = set_number(

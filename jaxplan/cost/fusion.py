@@ -130,7 +130,7 @@ class _Kernels:
         self.source = source_values(graph, rules)
         # kernels are made of the program's own types: what they read and write is narrowed afterwards
         self.share = [0.5 if tensor.narrowed else 1.0 for tensor in graph.values]
-        self.bytes = [tensor.bytes / share for tensor, share in zip(graph.values, self.share, strict=True)]
+        self.bytes = [v.bytes / share * (not v.host) for v, share in zip(graph.values, self.share, strict=True)]
         self.producers = graph.producers()
         self.mask = [platform == "tpu" and is_mask(tensor) for tensor in graph.values]
         self.kinds = [kind_of(graph, op, rule, platform) for op, rule in zip(graph.ops, rules, strict=True)]

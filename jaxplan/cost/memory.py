@@ -126,17 +126,17 @@ def simulate_memory(
 
     def local(value: int, row: np.ndarray, as_read: Value | None = None) -> int:
         tensor, tiling = as_read or graph.values[value], tilings.get(value, "any")
-        key = (tensor.shape, tensor.item_bytes, tensor.narrowed, row.tobytes(), tiling)
+        key = (tensor.shape, tensor.item_bytes, tensor.narrowed, tensor.host, row.tobytes(), tiling)
         if key not in known:
             size = int(device_bytes(tensor, row[None, :], axes, platform, tiling)[0])
             known[key] = math.ceil(size * widened(tensor, row, axes, tiling))
         return known[key]
 
-    copied: dict[tuple[tuple[int, ...], float, bytes, bytes], int] = {}
+    copied: dict[tuple[object, ...], int] = {}
 
     def settled_copy(value: int, row: np.ndarray, kept: np.ndarray) -> int:
         tensor = graph.values[value]
-        key = (tensor.shape, tensor.item_bytes, row.tobytes(), kept.tobytes())
+        key = (tensor.shape, tensor.item_bytes, tensor.host, row.tobytes(), kept.tobytes())
         if key not in copied:
             copied[key] = int(gathered_bytes(tensor, row[None], kept[None], axes, platform)[0, 0])
         return copied[key]

@@ -187,6 +187,8 @@ class CostModel:
         Args:
           crossing: what each operation reads from memory and writes to it.
         """
+        if any(graph.values[v].host for v in (*op.operands, *op.results)):
+            return self.transfer_seconds(op, options, graph)
         local_bytes = np.zeros(len(options))
         sizes = (*crossing.reads[op.index], *crossing.writes[op.index])
         moved = zip((*op.operands, *op.results), sizes, (*options.operands, *options.results), strict=True)
@@ -224,6 +226,16 @@ class CostModel:
             # the vector unit's, with dimensions that both operands have too, of which a tile is the least
             made_s = np.maximum(made_s, self._tiles(op, options, graph) * self.profile.tile_s)
         return np.asarray(made_s + self.memory_seconds(parts))
+
+    def transfer_seconds(self, op: Op, options: Strategies, graph: Graph) -> np.ndarray:
+        """`float64[n]`: what `op` takes to bring its operands from the host's memory to the device's, or back; nothing
+        where it moves nothing: a loop takes slices of its host's stacks where they lie."""
+        moved = np.zeros(len(options))
+        if op.primitive == "device_put":
+            for operand, result, places in zip(op.operands, op.results, options.operands, strict=True):
+                if graph.values[operand].host != graph.values[result].host:
+                    moved += graph.values[operand].bytes / pieces(places, self.axes)
+        return moved / self.profile.host_bytes_per_s
 
     def _body_seconds(self, body: Body) -> float:
         """Compute seconds of one device's program, without what it sends."""

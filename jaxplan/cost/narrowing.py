@@ -64,6 +64,7 @@ def narrowed(graph: Graph, rules: Sequence[Rule], platform: str) -> Graph:
     narrow = {
         v.index for v in graph.values
         if v.dtype == "float32" and v.shape and uses[v.index] and v.index not in fixed and producers[v.index] >= 0
+        and ops[producers[v.index]].primitive != "device_put"  # it arrives from the host as it lies there
     }  # fmt: skip
     rounding = {op.index for op in ops if rules[op.index].matmul and _rounds(op, graph)}
     tied: dict[int, list[int]] = {}  # a loop's carry and what its iterations write into it

@@ -37,11 +37,14 @@ vector memory)."""
 def device_bytes(
     tensor: Value, places: np.ndarray, axes: MeshAxes, platform: str, tiling: Tiling = "any"
 ) -> np.ndarray:
-    """`int64[n]`: bytes that one device needs for its part of `tensor` under each layout of a place array.
+    """`int64[n]`: bytes that one device needs for its part of `tensor` under each layout of a place array; none of what
+    lies in the host's memory.
 
     Args:
       platform: "tpu", "gpu" or "cpu"; tiling: which dimensions of a TPU's tensor lie in tiles, see the module.
     """
+    if tensor.host:
+        return np.zeros(len(places), np.int64)
     whole = np.ceil(tensor.bytes / pieces(places, axes)).astype(np.int64)
     if tensor.narrowed:  # a device's share of a sum is not
         whole = np.where((places == UNREDUCED).any(axis=1), 2 * whole, whole)
@@ -74,7 +77,7 @@ def gathered_bytes(
     """
     rank = len(tensor.shape)
     found = np.zeros((len(before), len(after)), np.int64)
-    if platform not in ("tpu", "gpu") or rank < 2:
+    if platform not in ("tpu", "gpu") or rank < 2 or tensor.host:
         return found
     there, then = before[:, None, :], after[None, :, :]
     gathered = np.where((there >= 0) & (then != there), there, -1)

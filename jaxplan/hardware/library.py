@@ -31,6 +31,7 @@ _PROFILE_NUMBERS: dict[str, tuple[type, float, float]] = {
     "reserve_bytes": (int, -1, _INF),
     "hbm_bytes_per_s": (float, 0.0, _INF),
     "hbm_efficiency": (float, 0.0, 1.0),
+    "host_bytes_per_s": (float, 0.0, _INF),
     "op_overhead_s": (float, 0.0, 1.0),
 }
 _KIND_NUMBERS: dict[str, dict[str, tuple[type, float, float]]] = {

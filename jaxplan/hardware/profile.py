@@ -105,6 +105,7 @@ class Profile:
       vector_flops_per_s: peak of everything that is not a matrix product.
       hbm_bytes, reserve_bytes: memory, and what the runtime keeps of it for itself.
       hbm_bytes_per_s, hbm_efficiency: datasheet rate of memory, and the achieved share.
+      host_bytes_per_s: between a device's memory and its host's, one way.
       op_overhead_s: no kernel takes less.
       clock_hz: turns the cycles that XLA's TPU compiler estimates into seconds; TPU only.
       tile_s: the least that an elementwise kernel takes for a tile of up to 8 x 128 elements; TPU only.
@@ -125,6 +126,7 @@ class Profile:
     reserve_bytes: int
     hbm_bytes_per_s: float
     hbm_efficiency: float
+    host_bytes_per_s: float
     op_overhead_s: float
     links: tuple[Link, ...]
     sources: Mapping[str, str] = field(hash=False, repr=False)

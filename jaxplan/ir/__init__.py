@@ -22,6 +22,10 @@ from .liveness import live_intervals as live_intervals
 from .liveness import lives_of as lives_of
 from .liveness import settled_values as settled_values
 from .liveness import written_over as written_over
+from .memory_space import HOST_KIND as HOST_KIND
+from .memory_space import on_host as on_host
+from .memory_space import shape_as as shape_as
+from .memory_space import spaces_named as spaces_named
 from .sources import users_line as users_line
 from .trace import Leaf as Leaf
 from .trace import Traced as Traced

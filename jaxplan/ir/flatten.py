@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding
 
 from .._jax import Literal, as_closed, dtype_bytes, scan_signature
 from .graph import Loop, Op, Site, Value
+from .memory_space import on_host
 from .sources import UNKNOWN, source_of
 
 _CALLS: Mapping[str, str] = {
@@ -76,13 +77,13 @@ def call_of(eqn: Any) -> Call | None:
 class Flattener:
     """Collects values and operations while it walks a jaxpr (one walk, then `graph`).
 
-    `restate` gives the parameters of a `sharding_constraint`, from those it has and its source line.
+    `restate` gives an operation's parameters from its primitive, those it has and its source line.
     """
 
     def __init__(
         self,
         while_trips: float,
-        restate: Callable[[Mapping[str, Any], str], Mapping[str, Any]] | None = None,
+        restate: Callable[[str, Mapping[str, Any], str], Mapping[str, Any]] | None = None,
     ) -> None:
         self._restate = restate
         self._source = UNKNOWN  # of the equation that is being walked
@@ -122,6 +123,7 @@ class Flattener:
                 site=site,
                 constant=constant,
                 number=number,
+                host=on_host(aval),
             )
         )
         return index
@@ -234,9 +236,13 @@ class Flattener:
             results = [self.value(v.aval, f"{name}", Site(frame, "result", position, i)) for i, v in made]
             sites = [Site(frame, "operand", position, i) for i in range(len(operands))]
             params, source = eqn.params, self._source
-            if name == "sharding_constraint" and self._restate is not None:
-                params = self._restate(params, source)
-            self.emit(name, params, operands, results, trips=trips, source=source, sites=sites, equation=eqn)
+            if self._restate is not None:
+                params = self._restate(name, params, source)
+            # what waits for each other lies each as it likes
+            apart = [slice(i, i + 1) for i in range(len(operands))] if name == "optimization_barrier" else [slice(None)]
+            for i in apart:
+                self.emit(name, params, operands[i], results[i], trips=trips, source=source, sites=sites[i],
+                          equation=eqn)  # fmt: skip
         self._source = around
         env.update(zip(eqn.outvars, results, strict=True))
 
@@ -274,16 +280,9 @@ class Flattener:
         first_xs = n_consts + n_carry
         body_avals = [v.aval for v in jaxpr.invars]
         carries = self._carry(
-            operands[n_consts:first_xs],
-            body_avals[n_consts:first_xs],
-            frame,
-            inner,
-            position,
-            n_consts,
-            n_consts,
-            trips,
-            source,
-        )
+            operands[n_consts:first_xs], body_avals[n_consts:first_xs], frame, inner, position, n_consts, n_consts,
+            trips, source,
+        )  # fmt: skip
         start = len(self.ops)
         loop = len(self.loops)
         self.loops.append(Loop(start=start, stop=start, trips=length, kind="scan", source=source))

@@ -13,6 +13,7 @@ from typing import Any
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from ..errors import ConstraintError
+from .memory_space import spaces_named
 
 Axes = tuple[tuple[str, int], ...]
 
@@ -54,12 +55,20 @@ def auto_mesh_of(axes: Axes) -> AbstractMesh:
     return AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(axes))
 
 
-def restated(params: Mapping[str, Any], axes: Axes, keep: bool, source: str) -> dict[str, Any]:
+def restated(name: str, params: Mapping[str, Any], axes: Axes, keep: bool, source: str) -> Mapping[str, Any]:
     """Parameters of a `sharding_constraint` with its sharding on a mesh of `axes`, or None where it is not kept.
+
+    Those of a `device_put` likewise: a sharding that cuts is kept, of the others their memory.  Other primitives' stay.
 
     Raises:
       ConstraintError: it names axes that the plan's mesh doesn't have, or is no NamedSharding.
     """
+    if name == "device_put":
+        spaces = spaces_named(params)["devices"]
+        put = zip(params["devices"], spaces, strict=True)
+        return {**params, "devices": tuple(_put(place, space, axes, keep, source) for place, space in put)}
+    if name != "sharding_constraint":
+        return params
     sharding = params["sharding"]
     if not keep:
         return {**params, "sharding": None}
@@ -68,8 +77,22 @@ def restated(params: Mapping[str, Any], axes: Axes, keep: bool, source: str) -> 
     else:
         spec, fault = PartitionSpec(), f"{sharding} says devices, not axes of a mesh"
     if fault:
-        raise ConstraintError(
-            f"with_sharding_constraint at {source} can't be honoured: {fault}. Name the plan's axes there, or have "
-            'such constraints left out: options={"annotations": "ignore"}'
-        )
+        raise _refused("with_sharding_constraint", source, fault)
     return {**params, "sharding": NamedSharding(auto_mesh_of(axes), spec)}
+
+
+def _put(place: Any, space: Any, axes: Axes, keep: bool, source: str) -> Any:
+    """What a `device_put` says of one value: a sharding on a mesh of `axes`, or else a memory or nothing."""
+    if not keep or not isinstance(place, NamedSharding) or place.is_fully_replicated:
+        return space
+    spec, fault = spec_on(place, axes)
+    if fault:
+        raise _refused("device_put", source, fault)
+    return NamedSharding(auto_mesh_of(axes), spec, memory_kind=place.memory_kind)
+
+
+def _refused(what: str, source: str, fault: str) -> ConstraintError:
+    return ConstraintError(
+        f"{what} at {source} can't be honoured: {fault}. Name the plan's axes there, or have such constraints left "
+        'out: options={"annotations": "ignore"}'
+    )

@@ -45,7 +45,8 @@ class Site(NamedTuple):
 class Value:
     """One tensor. `shape` is global; `item_bytes` the size of an element; `site` where it is made (None: input).
 
-    `number` is what a literal is; `narrowed`: it is f32 to the program and held in fewer bytes, its sums apart.
+    `number` is what a literal is; `narrowed`: it is f32 to the program and held in fewer bytes, its sums apart; `host`:
+    it lies in the host's memory.
     """
 
     index: int
@@ -57,6 +58,7 @@ class Value:
     constant: bool = False
     number: float | None = None
     narrowed: bool = False
+    host: bool = False
 
     def narrow(self) -> Value:
         """The same held in bf16, see `cost.narrowed`."""

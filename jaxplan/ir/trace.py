@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +18,7 @@ from .flatten import Flattener, Stated
 from .foreign_mesh import Axes, auto_mesh_of, restated
 from .graph import Graph
 from .live_ops import live_ops
+from .memory_space import on_host, put_one_by_one, returned_to_host, shape_as
 from .products import exchanged
 from .rewriting import rewritten
 from .rolls import rolled
@@ -27,11 +29,12 @@ from .unit_sums import without_unit_sums
 
 @dataclass(frozen=True, kw_only=True)
 class Leaf:
-    """One array of the step's arguments or results: tree path, shape, dtype."""
+    """One array of the step's arguments or results: tree path, shape, dtype; whether it is in the host's memory."""
 
     path: str
     shape: tuple[int, ...]
     dtype: str
+    host: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +70,10 @@ class Traced:
         return fingerprint(self.jaxpr, self.consts, self.inputs, self.outputs)
 
 
+_TAKES_HOST = ("device_put", "scan_slice", "carry_init")
+"""What reads state in the host's memory where a step means it to be there."""
+
+
 def trace(
     fn: Callable[..., Any],
     args: Sequence[Any],
@@ -94,6 +101,41 @@ def trace(
       TraceError: state comes back with another shape or dtype, or an axis of `pmap`/`shard_map` is unbound.
       Any error of the step's own, raised by jax, as it is.
     """
+    settings: dict[str, Any] = {
+        "static_argnums": static_argnums, "static_argnames": static_argnames, "donate_argnums": donate_argnums,
+        "while_trips": while_trips, "axes": axes, "keep_constraints": keep_constraints, "ruled": ruled,
+        "platform": platform,
+    }  # fmt: skip
+    found = _trace(fn, args, kwargs, **settings)
+    left = frozenset(i for i, o in found.graph.aliases if found.outputs[o].host and not found.inputs[i].host)
+    if not left:
+        return found
+    # State that the step leaves in the host's memory is there when the next step begins.
+    position, static = itertools.count(), positions_of(static_argnums, len(args))
+
+    def moved(tree: Any) -> Any:
+        return jax.tree.map(lambda leaf: shape_as(leaf, host=True) if next(position) in left else leaf, tree)
+
+    there = [a if i in static else moved(a) for i, a in enumerate(args)]
+    named = {k: v if k in static_argnames else moved(v) for k, v in sorted(kwargs.items())}
+    try:
+        kept = _trace(fn, there, named, **settings)
+    except ValueError as error:
+        if "memory_space" not in str(error):
+            raise
+    else:
+        values = {kept.graph.inputs[i] for i in left}
+        if all(op.primitive in _TAKES_HOST for op in kept.graph.ops if values.intersection(op.operands)):
+            return kept
+    return _trace(fn, args, kwargs, **settings, apart=left)  # it is read as it is: no state that stays
+
+
+def _trace(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, static_argnums: Sequence[int],
+    static_argnames: Sequence[str], donate_argnums: Sequence[int], while_trips: float, axes: Axes | None,
+    keep_constraints: bool, ruled: Collection[str], platform: str | None, apart: Collection[int] = (),
+) -> Traced:  # fmt: skip
+    """`trace` once; arguments `apart` are no state."""
     name = getattr(fn, "__name__", type(fn).__name__)
     # a wrapper of its own, so that jax's trace cache never hands back what another mesh context left there
     jitted = jax.jit(fn, static_argnums=tuple(static_argnums), static_argnames=tuple(static_argnames))
@@ -113,7 +155,7 @@ def trace(
     jaxpr = without_dead_code(jaxpr)
     if platform is not None:
         jaxpr = seen_into(jaxpr, ruled, platform)
-    jaxpr = rewritten(jaxpr, (exchanged, without_unit_sums, rolled, shifted))
+    jaxpr = rewritten(jaxpr, (put_one_by_one, exchanged, without_unit_sums, rolled, shifted))
     static = positions_of(static_argnums, len(args))
     dynamic_args = tuple(a for i, a in enumerate(args) if i not in static)
     dynamic_kwargs = {k: v for k, v in sorted(kwargs.items()) if k not in static_argnames}
@@ -131,6 +173,10 @@ def trace(
         dynamic_args, [i for i in range(len(args)) if i not in static], donate_argnums, len(args)
     )
     aliases = _aliases(name, dynamic_args, dynamic_names, out_info, inputs, outputs, donated)
+    aliases = tuple(pair for pair in aliases if pair[0] not in apart)
+    returned = {i: o for i, o in aliases if inputs[i].host and not outputs[o].host}
+    jaxpr = returned_to_host(jaxpr, set(returned.values()))
+    outputs = tuple(replace(leaf, host=on_host(v.aval)) for leaf, v in zip(outputs, jaxpr.outvars, strict=True))
     restate = None if axes is None else _restating(axes, keep_constraints)
     flattener = Flattener(while_trips, restate)
     graph = _flatten(name, jaxpr, consts, inputs, outputs, aliases, donated, flattener)
@@ -164,8 +210,8 @@ def _staged(jitted: Any, args: Sequence[Any], kwargs: Mapping[str, Any], axes: A
         return jitted.trace(*args, **kwargs)
 
 
-def _restating(axes: Axes, keep: bool) -> Callable[[Mapping[str, Any], str], Mapping[str, Any]]:
-    return lambda params, source: restated(params, axes, keep, source)
+def _restating(axes: Axes, keep: bool) -> Callable[[str, Mapping[str, Any], str], Mapping[str, Any]]:
+    return lambda name, params, source: restated(name, params, axes, keep, source)
 
 
 def _flatten(
@@ -248,7 +294,7 @@ def _named_leaves(arguments: Sequence[Any], names: Sequence[str]) -> list[str]:
 
 
 def _leaf(path: str, aval: Any) -> Leaf:
-    return Leaf(path=path, shape=tuple(aval.shape), dtype=str(aval.dtype))
+    return Leaf(path=path, shape=tuple(aval.shape), dtype=str(aval.dtype), host=on_host(aval))
 
 
 def _donated(

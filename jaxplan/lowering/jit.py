@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding
 
-from ..ir import Graph, Site, Traced
+from ..ir import HOST_KIND, Graph, Site, Traced, on_host, shape_as
 from ..plans import Constraint
 from ..sharding import Layout
 from .kernels import local_layouts
@@ -51,9 +51,9 @@ def own_constraints(graph: Graph, mesh: Any) -> dict[tuple[tuple[int, ...], int]
     }
 
 
-def sharding_of(mesh: Any, layout: Layout) -> NamedSharding:
-    """The NamedSharding of a layout without pending sums."""
-    return NamedSharding(mesh, layout.spec())
+def sharding_of(mesh: Any, layout: Layout, host: bool = False) -> NamedSharding:
+    """The NamedSharding of a layout without pending sums, in the devices' memory or their hosts'."""
+    return NamedSharding(mesh, layout.spec(), memory_kind=HOST_KIND if host else None)
 
 
 def planned_function(
@@ -75,8 +75,19 @@ def _replay(traced: Traced, constraints: Sequence[Constraint], mesh: Any) -> Rep
     held = {c.site: c.layout for c in constraints if c.why == HELD}
     for constraint in (c for c in constraints if c.why != HELD):
         pins[constraint.site] = (*pins.get(constraint.site, ()), sharding_of(mesh, constraint.layout))
+    for site, sharding in _put(traced.graph, mesh):
+        pins[site] = (sharding, *pins.get(site, ()))
     stated = own_constraints(traced.graph, mesh)
     return Replay(pins, scopes_of(traced.graph), stated, mesh, local_layouts(constraints), held)
+
+
+def _put(graph: Graph, mesh: Any) -> Iterator[tuple[Site, NamedSharding]]:
+    """The shardings on `mesh` that `device_put`s in the step name, and the results that they are of."""
+    for op in graph.ops:
+        for value, place in zip(op.results, op.params["devices"] if op.primitive == "device_put" else (), strict=False):
+            site = graph.values[value].site
+            if isinstance(place, NamedSharding) and site is not None:
+                yield site, NamedSharding(mesh, place.spec)
 
 
 def _finished(graph: Graph, results: Sequence[Any], positions: Iterable[int], mesh: Any) -> list[Any]:
@@ -104,7 +115,7 @@ def lower_flat(
     A layout of None leaves the leaf to the partitioner's propagation.  `donate`: positions of donated leaves.  With
     `short`, of the shortened step, over the leaves that are left of it.
     """
-    avals = [v.aval for v in traced.jaxpr.invars]
+    avals, results = [v.aval for v in traced.jaxpr.invars], [v.aval for v in traced.jaxpr.outvars]
     if short is None:
         function = planned_function(traced, constraints, mesh)
     else:
@@ -114,17 +125,19 @@ def lower_flat(
             return _finished(traced.graph, replay.run_short(short, leaves), short.outputs, mesh)
 
         avals = [avals[p] for p in short.inputs]
+        results = [results[p] for p in short.outputs]
         inputs, outputs = [inputs[p] for p in short.inputs], [outputs[p] for p in short.outputs]
         donate = [i for i, p in enumerate(short.inputs) if p in donate]
-    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
+    said = zip((*inputs, *outputs), map(on_host, (*avals, *results)), strict=True)
+    shardings = [None if layout is None else sharding_of(mesh, layout, host) for layout, host in said]
     jitted = jax.jit(
         function,
-        in_shardings=tuple(None if layout is None else sharding_of(mesh, layout) for layout in inputs),
-        out_shardings=[None if layout is None else sharding_of(mesh, layout) for layout in outputs],
+        in_shardings=tuple(shardings[: len(avals)]),
+        out_shardings=shardings[len(avals) :],
         keep_unused=True,
         donate_argnums=tuple(sorted(donate)),
     )
-    stage = jitted.trace(*shapes)
+    stage = jitted.trace(*map(shape_as, avals))
     return (
         stage.lower()
         if platform is None or isinstance(mesh, Mesh)

@@ -10,7 +10,7 @@ import jax
 from jax.sharding import AbstractMesh, NamedSharding
 
 from .._jax import Literal, as_closed, equation_context, opened, scan_signature
-from ..ir import Site, call_of
+from ..ir import HOST_KIND, Site, call_of, on_host, shape_as, spaces_named
 from ..sharding import Layout, runs_locally
 from .ahead import Ahead, ahead_of_loops
 from .kernels import opaque, run_locally
@@ -175,6 +175,8 @@ class Replay:
                 value = pinned[key][1]
                 continue
             # what is moved here is moved for `eqn`: compiled programs then name the user's line, not this one
+            if on_host(jax.typeof(value)):
+                sharding = sharding.with_memory_kind(HOST_KIND)
             with contextlib.nullcontext() if eqn is None else equation_context(eqn, ""):
                 moved = jax.lax.with_sharding_constraint(value, sharding)
             if pinned is not None:
@@ -190,6 +192,8 @@ class Replay:
         if name == "sharding_constraint":
             stated = self._constraints.get((frame, position))
             return operands if stated is None else [jax.lax.with_sharding_constraint(operands[0], stated)]
+        if name == "device_put":
+            return list(eqn.primitive.bind(*operands, **spaces_named(params)))
         if name == "reshard":  # of the mesh that the step was written for: its axes aren't Explicit here
             return operands
         called = call_of(eqn)
@@ -297,7 +301,7 @@ class Replay:
         jaxpr, consts = as_closed(body)
         shapes: list[Any] = []
         for i, (v, operand) in enumerate(zip(jaxpr.invars, operands, strict=True)):
-            shape = jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type)
+            shape = shape_as(v.aval)
             if isinstance(operand, Held) and (sliced is None or i < sliced):
                 parts = jax.ShapeDtypeStruct(operand.parts.shape, operand.parts.dtype)
                 shapes.append(Held(parts, operand.axes, operand.dims))

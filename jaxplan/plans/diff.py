@@ -83,8 +83,8 @@ def _specs(title: str, before: Sequence[TensorPlan], after: Sequence[TensorPlan]
 
 
 def _same(was: TensorPlan, now: TensorPlan) -> bool:
-    return (was.layout, was.shape, was.dtype, was.local_bytes) == (
-        now.layout, now.shape, now.dtype, now.local_bytes,
+    return (was.layout, was.shape, was.dtype, was.host, was.local_bytes) == (
+        now.layout, now.shape, now.dtype, now.host, now.local_bytes,
     )  # fmt: skip
 
 
@@ -95,7 +95,7 @@ def _tensor_text(tensor: TensorPlan | None, other: TensorPlan | None) -> str:
         return spec_text(tensor.layout)
     if other is None:
         return spec_text(tensor.layout)
-    return f"{spec_text(tensor.layout)} {type_text(tensor.dtype, tensor.shape)}"
+    return f"{spec_text(tensor.layout)} {type_text(tensor.dtype, tensor.shape, tensor.host)}"
 
 
 def _change(old: float, new: float) -> str:

@@ -7,7 +7,7 @@ import fnmatch
 import itertools
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from ..errors import ArgumentError
 from ..sharding import Layout
@@ -27,9 +27,9 @@ much."""
 
 def explain_tensor(plan: Plan, path: str) -> str:
     """The text of `Plan.explain`; leaves that a glob matches and that lie alike are explained once."""
-    alike: dict[tuple[Layout, tuple[int, ...], str, str], list[TensorPlan]] = {}
+    alike: dict[Hashable, list[TensorPlan]] = {}
     for tensor in matching(plan, path):
-        alike.setdefault((tensor.layout, tensor.shape, tensor.dtype, tensor.kind), []).append(tensor)
+        alike.setdefault((tensor.layout, tensor.shape, tensor.dtype, tensor.kind, tensor.host), []).append(tensor)
     groups = list(alike.values())
     texts = [_explain(plan, group) for group in groups[:_SHOWN]]
     if len(groups) > _SHOWN:

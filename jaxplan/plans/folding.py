@@ -23,7 +23,7 @@ class TensorRow:
     Attributes:
       pattern: their paths: `*` where a number varies, `{0-3,7}` where only some numbers lie like this,
         `{mu,nu}` where a name does.
-      kind, shape, dtype, layout: what all of them share.
+      kind, shape, dtype, layout, host: what all of them share.
       count: how many; companions: how many optimizer leaves of the same suffix, shape, dtype and layout come
         with these parameters.
       bytes, local_bytes: of all of them together, companions included.
@@ -34,6 +34,7 @@ class TensorRow:
     shape: tuple[int, ...]
     dtype: str
     layout: Layout
+    host: bool
     count: int
     companions: int
     bytes: int
@@ -70,9 +71,9 @@ def fold_paths(leaves: Iterable[tuple[str, Alike]]) -> list[Fold[Alike]]:
 
 
 def fold_tensors(tensors: Iterable[TensorPlan]) -> list[TensorRow]:
-    """Rows in order of first appearance; no two leaves of one row differ in kind, shape, dtype or layout."""
+    """Rows in order of first appearance; no two leaves of one row differ in kind, shape, dtype, layout or memory."""
     by_path = {tensor.path: tensor for tensor in tensors}
-    folds = fold_paths((t.path, (t.kind, t.shape, t.dtype, t.layout)) for t in by_path.values())
+    folds = fold_paths((t.path, (t.kind, t.shape, t.dtype, t.layout, t.host)) for t in by_path.values())
     rows = [
         TensorRow(
             pattern=fold.pattern,
@@ -80,6 +81,7 @@ def fold_tensors(tensors: Iterable[TensorPlan]) -> list[TensorRow]:
             shape=fold.alike[1],
             dtype=fold.alike[2],
             layout=fold.alike[3],
+            host=fold.alike[4],
             count=len(fold.paths),
             companions=0,
             bytes=sum(by_path[path].bytes for path in fold.paths),
@@ -152,14 +154,14 @@ def _with_companions(rows: list[TensorRow]) -> list[TensorRow]:
             parts = tuple(row.pattern.split("/"))
             # a parameter is known by its path less the root, however deep the root is
             for start in range(1, len(parts)):
-                parameters.setdefault((parts[start:], row.shape, row.dtype, row.layout), index)
+                parameters.setdefault((parts[start:], row.shape, row.dtype, row.layout, row.host), index)
     kept: list[TensorRow | None] = list(rows)
     for index, row in enumerate(rows):
         if row.kind != "optimizer":
             continue
         parts = tuple(row.pattern.split("/"))
         starts = (
-            parameters.get((parts[start:], row.shape, row.dtype, row.layout))
+            parameters.get((parts[start:], row.shape, row.dtype, row.layout, row.host))
             for start in range(1, len(parts))
         )
         owner = next((start for start in starts if start is not None), None)

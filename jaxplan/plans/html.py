@@ -185,7 +185,7 @@ def _tensor_row(plan: Plan, row: TensorRow) -> str:
         f'<span class="cut">{extent}</span>' if names else str(extent)
         for extent, names in zip(row.shape, row.layout.dims, strict=True)
     ]
-    dtype = escape(type_text(row.dtype, ()).removesuffix("[]"))
+    dtype = escape(type_text(row.dtype, (), row.host).removesuffix("[]"))
     cells = (
         ("mono", escape(row.pattern)),
         ("n", row.leaves),
@@ -270,7 +270,7 @@ def _leaves(plan: Plan) -> str:
         _row(
             (
                 ("mono", escape(tensor.path)),
-                ("mono", escape(type_text(tensor.dtype, tensor.shape))),
+                ("mono", escape(type_text(tensor.dtype, tensor.shape, tensor.host))),
                 ("mono", escape(spec_text(tensor.layout))),
                 ("n", format_bytes(tensor.local_bytes)),
                 ("mono", escape(tensor.alias)),

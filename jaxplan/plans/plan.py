@@ -33,6 +33,7 @@ class TensorPlan:
       kind: "parameter", "optimizer", "state" (comes back, neither of the two), "batch" (an argument that does
         not come back) or "result".
       donated: the caller gives this argument's buffer away; never so for a result.
+      host: it lies in the memory of each device's host.
     """
 
     path: str
@@ -44,6 +45,7 @@ class TensorPlan:
     alias: str = ""
     kind: str = "batch"
     donated: bool = False
+    host: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@
      "inputs": [                one leaf a line
       {"alias": "", ...},
      ...
-     "schema_version": 2
+     "schema_version": 3
     }
 
 Keys are sorted, floats are written by `repr` (so they come back exactly), the file ends with a newline.
@@ -30,7 +30,7 @@ from .codec import decode, encode
 from .plan import Plan
 from .trees import Structure, UnknownNodes, count_leaves, faults_of, structure_of, treedef_of
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Raised by one whenever the meaning of a field changes, or a field comes or goes."""
 
 _SKIPPED = frozenset({"Plan.mesh", "Plan.in_tree", "Plan.out_tree", "PlanCost.search_s"})

@@ -9,6 +9,7 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from ..errors import PlanMismatchError
+from ..ir import HOST_KIND
 from .plan import Plan, TensorPlan
 from .trees import Structure, UnknownNodes, treedef_of
 
@@ -52,7 +53,9 @@ def _unflatten(plan: Plan, tensors: Sequence[TensorPlan], treedef: Any) -> Any:
             "load it with `jaxplan.load_plan(path, mesh)`, or use `plan.specs`, which needs none"
         )
     mesh = auto_mesh(plan.mesh)
-    return jax.tree.unflatten(treedef, [NamedSharding(mesh, tensor.layout.spec()) for tensor in tensors])
+    kinds = [HOST_KIND if tensor.host else None for tensor in tensors]
+    placed = zip(tensors, kinds, strict=True)
+    return jax.tree.unflatten(treedef, [NamedSharding(mesh, t.layout.spec(), memory_kind=k) for t, k in placed])
 
 
 def _treedef(plan: Plan, which: str) -> Any:

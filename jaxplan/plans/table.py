@@ -117,7 +117,7 @@ def _tensor_rows(rows: Sequence[TensorRow], root: str) -> list[tuple[str, ...]]:
         (
             f"  {row.pattern.removeprefix(root)}",
             row.leaves,
-            type_text(row.dtype, row.shape),
+            type_text(row.dtype, row.shape, row.host),
             spec_text(row.layout),
             format_bytes(row.bytes),
             format_bytes(row.local_bytes),

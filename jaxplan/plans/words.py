@@ -16,13 +16,13 @@ def spec_text(layout: Layout) -> str:
     return f"P({', '.join(map(repr, layout.spec()))}){pending}"
 
 
-def type_text(dtype: str, shape: Sequence[int]) -> str:
-    """`type_text("float32", (4, 256)) == "f32[4,256]"`, as jaxprs print it."""
+def type_text(dtype: str, shape: Sequence[int], host: bool = False) -> str:
+    """`type_text("float32", (4, 256)) == "f32[4,256]"`, as jaxprs print it; f32<host>[4,256] in the host's memory."""
     for long, short in _SHORT:
         if re.match(rf"{long}\d", dtype):
             dtype = short + dtype.removeprefix(long)
             break
-    return f"{dtype}[{','.join(map(str, shape))}]"
+    return f"{dtype}{'<host>' * host}[{','.join(map(str, shape))}]"
 
 
 def shape_text(shape: Sequence[int]) -> str:

@@ -55,7 +55,7 @@ class Passing:
         self, tail: np.ndarray, head: np.ndarray, tensor: Value, how: How
     ) -> tuple[np.ndarray, np.ndarray | None, Passage]:
         """`float64[a, b]` seconds in a step, which pairs are possible (None: all), and what is moved."""
-        key = (id(tail), id(head), tensor.shape, tensor.item_bytes, tensor.narrowed, how)
+        key = (id(tail), id(head), tensor.shape, tensor.item_bytes, tensor.narrowed, tensor.host, how)
         if key not in self._edges:
             costs, mask = self._held(tail, head, tensor, how) if how.held else self._priced(tail, head, tensor, how)
             allowed = None if mask.all() else self._shared(mask)
@@ -77,6 +77,8 @@ class Passing:
                 # would lie in memory; only what is cut along the loop itself has to be
                 a, b = tail[:, None, :], head[None, :, :]
                 allowed &= ((a == b) | (a < 0) | (a == 0)).all(axis=2)
+        if tensor.host:  # no device works on it there, nor sends any of it to another
+            allowed &= (tail[:, None, :] == head[None, :, :]).all(axis=2)
         if how.uncut:
             allowed &= ~((tail[:, None, :] == NONE) & (head[None, :, :] >= 0)).any(axis=2)
 

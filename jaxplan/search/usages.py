@@ -44,7 +44,8 @@ class Usages:
             return
         tensor, tiling = tensor or self.graph.values[value], self.crossing.tiling(value)
         there = None if like is None else self.crossing.tiling(like)
-        key = (id(port.places), tensor.shape, tensor.item_bytes, tensor.narrowed, pending, held, times, tiling, there)
+        kind = tensor.shape, tensor.item_bytes, tensor.narrowed, tensor.host
+        key = (id(port.places), kind, pending, held, times, tiling, there)
         if key not in self._sizes:
             size = device_bytes(tensor, port.places, self.model.axes, self.model.profile.kind, tiling)
             size = np.ceil(size * times).astype(np.int64)

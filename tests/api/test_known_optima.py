@@ -6,6 +6,7 @@ CPU compiler keeps a reduce_scatter as an all_reduce with a slice, and combines 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -243,3 +244,25 @@ def test_experts_lie_over_an_axis_and_tokens_go_to_them() -> None:
     rest = sent([c for c in found if c.kind != "all_to_all"])
     assert set(rest) <= {"all_reduce", "all_gather", "reduce_scatter"}
     assert sum(rest.values()) <= 2 * dense + 4 * NEGLIGIBLE_BYTES
+
+
+def test_a_barrier_around_a_tree_changes_no_layout() -> None:
+    """Its values wait for each other, and lie each as it likes: decided together, twelve were too many choices."""
+
+    def loss(weights: Any, x: Any, fence: Callable[[Any], Any]) -> Any:
+        for up, down in fence(weights):
+            x = jnp.tanh(x @ up) @ down
+        return jnp.mean(x**2)
+
+    def step(fence: Callable[[Any], Any], weights: Any, x: Any) -> Any:
+        gradients = fence(jax.grad(loss)(weights, x, fence))
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradients)
+
+    weights = [(shape(256, 1024), shape(1024, 256))] * 6
+    mesh, options = AbstractMesh((4, 2), ("data", "model")), {"compare_templates": False, "time_limit_s": 30.0}
+    steps = [functools.partial(step, fence) for fence in (lambda tree: tree, jax.lax.optimization_barrier)]
+    plans = [
+        jaxplan.plan(one, mesh, weights, shape(4096, 256), hardware="tpu-v5e", options=options) for one in steps
+    ]
+    assert plans[1].cost.termination == "optimal"
+    assert plans[1].cost.step_s == pytest.approx(plans[0].cost.step_s, rel=1e-3)

@@ -69,13 +69,3 @@ def test_steps_with_callbacks_are_planned_for_devices_that_are_not_here(hardware
     mesh = jax.sharding.AbstractMesh((4, 2), ("data", "model"))
     plan = jaxplan.plan(step, mesh, ROWS, hardware=hardware, options={"compare_templates": False})
     assert len(plan.warnings) == 1 and "pure_callback" in plan.warnings[0]
-
-
-def test_state_that_is_kept_on_the_host_is_said_to_lie_on_the_devices(mesh_4x2: Mesh) -> None:
-    def step(state: Any, x: Any) -> Any:
-        moments = jax.device_put(state["moments"], jax.memory.Space.Device) * 0.9 + x
-        return {"w": state["w"] - moments, "moments": jax.device_put(moments, jax.memory.Space.Host)}
-
-    state = {"w": ROWS, "moments": ROWS}
-    (warning,) = jaxplan.plan(step, mesh_4x2, state, ROWS, options={"compare_templates": False}).warnings
-    assert warning.startswith("the step moves `result/moments` (16.0 MiB in all) to the host's memory; the plan keeps")

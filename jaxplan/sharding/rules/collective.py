@@ -12,12 +12,26 @@ from ..rule import FixedDims, OpShapes, Rule, RuleBuilder
 from .registry import register, replicated
 
 
-@register("layout_constraint", "optimization_barrier", "device_put", "name", "shard_alike", "xla_metadata_value")
+@register("layout_constraint", "optimization_barrier", "name", "shard_alike", "xla_metadata_value")
 def pairs(op: OpShapes) -> Rule:
     """`([i],[j,k])->([i],[j,k])`: every operand with its own result."""
     b = RuleBuilder()
     tensors = [b.factors(shape) for shape in op.operands]
     return b.rule(operands=tensors, results=tensors, follows=True, linear=True)
+
+
+@register("device_put")
+def device_put(op: OpShapes) -> Rule:
+    """As `pairs`; what changes its memory does so by itself, and no sum is pending there; a sharding is fixed."""
+    places, free = op.params.get("devices", ()), pairs(op)
+    if all(place is None for place in places):
+        return free
+    named = [
+        _dims(place.spec, len(shape)) if isinstance(place, NamedSharding) else (None,) * len(shape)
+        for place, shape in zip(places, op.operands, strict=True)
+    ]
+    cut = any(isinstance(place, NamedSharding) for place in places)
+    return dataclasses.replace(free, follows=False, linear=False, fixed=(tuple(named), tuple(named)) if cut else None)
 
 
 @register("sharding_constraint")
