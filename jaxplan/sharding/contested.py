@@ -24,6 +24,7 @@ from typing import Any
 from .._jax import ir, run_passes
 from .imported import nested
 from .mlir import Dims, axis_size, layouts_in, mesh_sizes
+from .ragged import RAGGED_DOT, state_rule
 
 _CONTRACTIONS = frozenset({"stablehlo.dot_general", "stablehlo.convolution"})
 _TENSOR = re.compile(r"\[([^\[\]]*)\]")
@@ -38,9 +39,15 @@ def settle_contractions(module: Any) -> None:
     run_passes(module, ["func.func(sdy-populate-op-sharding-rules)"])
     with module.context:
         sizes = mesh_sizes(module)
-        for op in [op for op in nested(module.operation) if op.name in _CONTRACTIONS]:
-            _settle(op, sizes)
+        found = [op for op in nested(module.operation) if op.name in _CONTRACTIONS or op.name == RAGGED_DOT]
+        for op in found:
+            if op.name in _CONTRACTIONS:
+                _settle(op, sizes)
     run_passes(module, ["func.func(sdy-drop-sharding-rules)"])
+    with module.context:
+        for op in found:
+            if op.name == RAGGED_DOT:  # propagation has dropped its rule with all the others
+                state_rule(op)
 
 
 def _settle(op: Any, sizes: Mapping[str, int]) -> None:

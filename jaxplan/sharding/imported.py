@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .._jax import NameLocation, ir, run_passes
+from .ragged import RAGGED_DOT, state_rule
 
 _NAMED = re.compile(r'loc\((?:fused(?:<[^>]*>)?\[)?"((?:[^"\\]|\\.)*)"(?!:\d)')
 _LEGALISED = frozenset(
@@ -45,11 +46,13 @@ def as_xla_imports(module: Any) -> None:
             op.location = ir.Location.name(scope_of(op.location))
         _inline_calls("main", functions, inlined)
         # tens of thousands of operations: looked through once for all that is rewritten
-        rewritten = _LEGALISED | {"stablehlo.broadcast_in_dim", "stablehlo.while"}
+        rewritten = _LEGALISED | {"stablehlo.broadcast_in_dim", "stablehlo.while", RAGGED_DOT}
         found = [(op.name, op) for op in nested(functions["main"]) if op.name in rewritten]
         for name, op in found:
             if name in _LEGALISED:
                 _stand_in(op)
+            elif name == RAGGED_DOT:
+                state_rule(op)
             elif name == "stablehlo.broadcast_in_dim":
                 _reshape_instead(op)
         block = functions["main"].regions[0].blocks[0]
