@@ -185,7 +185,7 @@ def reordered_stacks(flow: Flow) -> tuple[SecondStack, ...]:
     return (largest,) if largest else ()
 
 
-_PASSED_ON = frozenset({"carry_init", "dynamic_slice", "dynamic_update_slice", "gather", "squeeze"})
+_PASSED_ON = frozenset({"carry_init", "dynamic_slice", "dynamic_update_slice", "gather", "scatter", "squeeze"})
 """What hands on what it reads, or a part, in the same order."""
 
 
@@ -207,7 +207,10 @@ def reordered_arguments(flow: Flow) -> tuple[SecondStack, ...]:
             loop = graph.loops[flow.loop_of[op.index]]
             taken[op.results[0]] = first, SecondStack(op.results[0], loop.trips, loop.start, loop.start + 1)
         elif op.primitive in _PASSED_ON and first in taken:
-            taken.update(dict.fromkeys(op.results, taken[first]))
+            argument, copy = taken[first]
+            if op.primitive == "scatter":  # a part that is scattered into is a buffer of its own, not the stack's
+                copy = copy._replace(stop=_end(graph, copy.start))
+            taken.update(dict.fromkeys(op.results, (argument, copy)))
         elif op.primitive == "dot_general":
             for value, batch in zip(op.operands, op.params["dimension_numbers"][1], strict=True):
                 if value in taken and sorted(batch) != list(range(len(batch))):
@@ -238,12 +241,37 @@ def read_reordered(flow: Flow) -> set[int]:
             for value, dims in zip(op.operands, op.params["dimension_numbers"][0], strict=True):
                 if len(dims) > 1 and _transposed(flow, value):
                     wanted.add(value)
+        elif kind == "reduction" and flow.loop_of[op.index] >= 0 and _sums_apart(graph, op):
+            wanted.update(v for v in op.operands if _of_its_loop(flow, v, op))
         elif op.primitive == "carry_next" and op.operands[1] in wanted:
             wanted.add(op.operands[0])
         elif kind in ("fused", "reduction") or op.primitive == "scan_stack":
             if not wanted.isdisjoint(op.results):
                 wanted.update(v for v in op.operands if not flow.source[v] and len(graph.values[v].shape) > 1)
     return {op.results[0] for op in graph.ops if op.primitive == "scan_slice" and op.results[0] in wanted}
+
+
+def _sums_apart(graph: Graph, op: Op) -> bool:
+    """Whether a reduction to two dimensions or more sums some before and some after one that it leaves."""
+    shape, summed = graph.values[op.operands[0]].shape, op.params.get("axes", ())
+    dims = [d in summed for d, size in enumerate(shape) if size > 1]
+    left = [place for place, gone in enumerate(dims) if not gone]
+    return len(left) > 1 and any(dims[: left[0]]) and any(dims[left[-1] :])
+
+
+def _of_its_loop(flow: Flow, value: int, op: Op) -> bool:
+    """Whether `value` is elementwise made of nothing but what the loop around `op` slices, carries or is handed."""
+    seen, left = {value}, [value]
+    while left:
+        maker = flow.producers[left.pop()]
+        made = flow.graph.ops[maker]
+        if maker < 0 or flow.loop_of[maker] != flow.loop_of[op.index] or made.primitive == "scan_slice":
+            continue
+        if flow.kinds[maker] != "fused":
+            return False
+        left += [v for v in made.operands if v not in seen]
+        seen.update(made.operands)
+    return True
 
 
 def stack_traffic(

@@ -50,6 +50,18 @@ def stacked(weights: Any, cache: Any, x: Any, position: Any) -> Any:
     return lax.scan(layer, x, (weights, cache))
 
 
+def scattered(weights: Any, cache: Any, x: Any, position: Any) -> Any:
+    """One token, each layer's cache sliced, scattered into at a place for each row, and stacked again."""
+
+    def layer(x: Any, of_layer: Any) -> Any:
+        weight, cache = of_layer
+        query = jnp.einsum("bd,dhk->bhk", x, weight)
+        cache = cache.at[jnp.arange(BATCH), position + jnp.arange(BATCH)].set(query)
+        return attend(x, cache, query), cache
+
+    return lax.scan(layer, x, (weights, cache))
+
+
 def tokens(one: Callable[..., Any]) -> Callable[..., Any]:
     def generate(weights: Any, cache: Any, x: Any, position: Any) -> Any:
         return lax.fori_loop(0, LENGTH, lambda i, c: one(weights, c[1], c[0], position + i), (x, cache))
@@ -57,7 +69,13 @@ def tokens(one: Callable[..., Any]) -> Callable[..., Any]:
     return generate
 
 
-STEPS = {"carried": carried, "stacked": stacked, "carried twice": tokens(carried), "stacked inside": tokens(stacked)}
+STEPS = {
+    "carried": carried,
+    "stacked": stacked,
+    "scattered": scattered,
+    "carried twice": tokens(carried),
+    "stacked inside": tokens(stacked),
+}
 WIDTH = HEADS * DIM
 SHAPES = [((LAYERS, WIDTH, HEADS, DIM), "float32"), (CACHE, "float32"), ((BATCH, WIDTH), "float32"), ((), "int32")]
 
@@ -114,10 +132,14 @@ def test_what_is_read_after_it_was_updated_has_a_buffer_of_its_own() -> None:
         assert (update.results[0] in found.shared) is not late
 
 
-@pytest.mark.parametrize(("name", "caches"), [("carried", 2), ("stacked", 3), ("carried twice", 2)])
-def test_on_gpu_caches_are_transposed_for_their_products(name: str, caches: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "caches"), [("carried", 2), ("stacked", 3), ("scattered", 3.25), ("carried twice", 2)]
+)
+def test_on_gpu_caches_are_transposed_for_their_products(name: str, caches: float) -> None:
     """An argument of which heads are a batch beside its copy in the order of products, and what a loop stacks: two such
-    caches compiled for H100 take 397 MiB carried and 653 stacked, planned 396 and 652 (jax 0.10.2)."""
+    caches compiled for H100 take 397 MiB carried and 653 stacked, planned 396 and 652 (jax 0.10.2).  What is scattered
+    into is counted as a slice before and after: decoding over eight H100 takes 4422 MB, 3969 predicted before and 4506
+    since."""
     shapes = [jax.ShapeDtypeStruct(*shape) for shape in SHAPES]
     plan = jaxplan.plan(STEPS[name], AbstractMesh((1,), ("data",)), *shapes, hardware="h100", donate_argnums=1)
     rest = plan.cost.peak_bytes - 4 * np.prod(SHAPES[0][0])
