@@ -63,7 +63,7 @@ class Branch:
     """A part of a problem and its bound within a budget.
 
     Attributes:
-      problem: the whole; kept: the strategies left to some nodes of it (by node, ascending); limit: the budget.
+      problem: the whole; left: by strategy, whether this part has it and it can be within the limit, the budget.
       dual: with the best prices that were found; by_byte: these by time step, seconds a byte.
       settled: whether better prices were looked for until there were none.
     """
@@ -74,7 +74,7 @@ class Branch:
         """Price the whole; by_byte: prices to begin with; best_s: what something within the budget costs."""
         dual = DualAscent(replace(problem, limit_bytes=max(limit, 1)))
         dual.set_prices({row: one * max(limit, 1) for row, one in by_byte.items()})
-        self.problem, self.kept = problem, dict[int, Ints]()
+        self.problem, self.left = problem, np.ones(dual.node_s.size, dtype=np.bool_)
         self._begin(dual, limit, best_s)
         self.raise_bound()
 
@@ -82,6 +82,9 @@ class Branch:
         self.dual, self.limit, self._best_s = dual, limit, best_s
         self._cheapest: list[tuple[float, Ints, dict[int, float]]] = []
         self._whole_yet, self.settled = True, False
+        left = moves.fitting(dual.flat, limit, self.left)
+        dual.forbid(self.left & ~left)
+        self.left = left
 
     def within(self, limit: int, best_s: float) -> Branch:
         """The same part within another budget, in which something costs `best_s`, from the prices that this one has."""
@@ -95,7 +98,10 @@ class Branch:
         `need_s` as none.
         """
         other = copy.copy(self)
-        other.kept = {**self.kept, node: strategies}
+        at, size = self.dual.flat.at[node], self.dual.flat.size[node]
+        other.left = self.left.copy()
+        other.left[at : at + size] = False
+        other.left[at + strategies] = True
         other._begin(self.dual.only(node, strategies), self.limit, self._best_s)
         other.raise_bound(enough_s, need_s)
         return other
@@ -198,7 +204,8 @@ class Branch:
         return found
 
     def _left(self, node: int) -> Ints:
-        return self.kept.get(node, np.arange(self.problem.nodes[node].costs_s.size))
+        at, size = self.dual.flat.at[node], self.dual.flat.size[node]
+        return np.flatnonzero(self.left[at : at + size])
 
     def raise_bound(self, enough_s: float = math.inf, need_s: float = -math.inf) -> None:
         """Raise the bound by prices on the bytes at the time steps that overflow, until that ends or it is enough.

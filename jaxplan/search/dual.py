@@ -25,7 +25,7 @@ import numpy as np
 from . import messages, moves
 from .base import Incumbent
 from .flat import edge_numbers, flatten
-from .problem import Floats, Ints, StrategyProblem
+from .problem import Bools, Floats, Ints, StrategyProblem
 from .program import Timeline
 
 #: Assignments are read off, prices moved, every so many sweeps there and back.
@@ -92,10 +92,15 @@ class DualAscent:
     def only(self, node: int, strategies: Ints) -> DualAscent:
         """The same bound of what has one of some strategies at a node: the others cost as much as a forbidden pair."""
         other, at = self.copy(), self.flat.at[node]
-        gone = np.ones(self.flat.size[node], dtype=np.bool_)
-        gone[strategies] = False
-        other.node_s[at : at + gone.size][gone] += self.flat.forbidden_s
+        gone = np.zeros(self.node_s.size, dtype=np.bool_)
+        gone[at : at + self.flat.size[node]] = True
+        gone[at + strategies] = False
+        other.forbid(gone)
         return other
+
+    def forbid(self, gone: Bools) -> None:
+        """Let some strategies (`bool` by strategy) cost as much as a forbidden pair besides."""
+        self.node_s[gone] += self.flat.forbidden_s
 
     def sweep(self) -> Ints:
         """There and back; the assignment read off on the way there, each node the best after the earlier ones."""

@@ -6,7 +6,7 @@ import numpy as np
 from numba import njit
 
 from .flat import Flat
-from .problem import Floats, Ints
+from .problem import Bools, Floats, Ints
 from .tables import random
 
 #: Changes that one repair may take.
@@ -42,6 +42,30 @@ def price_window(flat: Flat, window: Ints, price: Floats, unary_s: Floats) -> No
             if rate > 0.0:
                 for s in range(flat.size[n]):
                     unary_s[a + s] += rate * flat.bytes[flat.use_at[u] + s]
+
+
+@njit(cache=True, nogil=True)
+def fitting(flat: Flat, limit: int, left: Bools) -> Bools:
+    """Which of the strategies `left` stay within a limit at every peak if all other nodes keep the least they can."""
+    fits = left.copy()
+    changed = True
+    while changed:
+        changed = False
+        spare, least = np.full(flat.peaks, limit, np.int64), np.empty(flat.use_at.size, np.int64)
+        for n in range(flat.size.size):
+            mine = fits[flat.at[n] : flat.at[n] + flat.size[n]]
+            if not mine.any():
+                return np.zeros_like(fits)
+            for u in range(flat.use_start[n], flat.use_start[n + 1]):
+                least[u] = flat.bytes[flat.use_at[u] : flat.use_at[u] + flat.size[n]][mine].min()
+                spare[flat.use_from[u] : flat.use_to[u]] -= least[u]
+        for n in range(flat.size.size):
+            for u in range(flat.use_start[n], flat.use_start[n + 1]):
+                most = least[u] + spare[flat.use_from[u] : flat.use_to[u]].min()
+                for s in range(flat.size[n]):
+                    if fits[flat.at[n] + s] and flat.bytes[flat.use_at[u] + s] > most:
+                        fits[flat.at[n] + s], changed = False, True
+    return fits
 
 
 @njit(cache=True, nogil=True)

@@ -10,7 +10,8 @@ every point of that stretch.  The next one begins under its smallest peak, down 
 Where nothing is found in a stretch, or its tables were too wide, the bound is far from what there is: then what is left
 is taken apart by a node whose bytes make the difference (branches.py), each part with prices and stretches of its own,
 always the one of the lowest bound next.  The stretch's length is chosen as it goes: shorter after tables that were too
-wide, longer after quick ones.  Where even the shortest is too wide the walk ends, and searches under budgets (sweep.py)
+wide, longer after quick ones; and where what is known is far from the bound, coarse tables first find something nearer,
+which proves little.  Where even the shortest is too wide the walk ends, and searches under budgets (sweep.py)
 go on.
 """
 
@@ -36,8 +37,8 @@ from .reduce import reduce
 #: stretch would.
 MOST_PARTS, LEAST_RAISE = 96, 0.1
 
-#: Parts that a smaller limit goes on with: of more, most are where that limit needs none.
-CARRIED = 48
+#: Parts that a smaller limit goes on with: of more, most are where that limit needs none, and each is priced anew.
+CARRIED = 12
 
 #: Of two points that differ in seconds by less than this part of `eps` only the smaller one is looked at.
 PARTED = 0.1
@@ -56,8 +57,12 @@ FINER = 0.1
 #: stretch that is tried with these: first some tenths of a second, and where nothing is left to be parted some seconds.
 EFFORTS = ((500_000, 5_000_000, 1e-3), (2_000_000, 30_000_000, 1e-4))
 
-#: Advances at one budget after which it is asked whether what is there is worth more of them.
+#: Advances at one budget after which it is asked what is there, and whether that is worth more of them.
 HARD = 3
+
+#: Where what is known is farther from the bound than this, something is looked for: so much more is merged, in
+#: stretches from this share of the bound on, so many at most.
+LOOKED, COARSER, LOOK, LOOKS = 0.05, 100.0, 0.006, 6
 
 #: Bounds under this share of what the smallest peak costs are no measure of a stretch.
 LEAST_UNIT = 0.01
@@ -152,11 +157,14 @@ class Stretches:
             is_open = known.slack_at(limit) > known.eps and known.gap_at(limit) is not None
             if not is_open or time.monotonic() > self.deadline:
                 return not is_open
-            if advances == HARD and self._rough is not None and known.spend(limit, self._rough):
-                return False
-            advances += 1
             part = min(parts, key=lambda one: one.low_s(limit))
             try:
+                if advances == HARD:
+                    if known.slack_at(limit) > LOOKED:
+                        self._look(part.branch)
+                    if self._rough is not None and known.spend(limit, self._rough):
+                        return False
+                advances += 1
                 then = self._advance(part, limit, len(parts) < MOST_PARTS)
             except OutOfTime:
                 return False
@@ -203,7 +211,9 @@ class Stretches:
             # no farther than half the way to what was too wide
             target_s = low_s + step_s
         try:
-            part.floor = self._stretch(part, target_s)
+            floor = self._stretch(part, target_s)
+            # what merging hides is no reason to forget what was known
+            part.floor = replace(floor, seconds=np.maximum(floor.seconds, low_s))
         except TooWide:
             part.wide_s = target_s
         else:
@@ -222,6 +232,24 @@ class Stretches:
         elif self.sums < FEW_SUMS:
             part.share = min(part.share * LONGER, LONGEST)
         return [part]
+
+    def _look(self, branch: Branch) -> None:
+        """Find something within a branch's limit that is near its bound, by tables too coarse to prove much.
+
+        Raises:
+          OutOfTime: the deadline came first.
+        """
+        share, wide, low_s = LOOK, math.inf, branch.bound_s
+        for _ in range(LOOKS):
+            target_s = low_s + share * max(abs(low_s), self.unit_s)
+            if self.known.best_at(branch.limit) <= target_s:
+                return
+            part = _Part(branch=branch, floor=branch.floor(), share=share, merged=COARSER)
+            try:
+                self._stretch(part, target_s)
+                share = min(LONGER * share, (share + wide) / 2)
+            except TooWide:
+                wide, share = share, SHORTER * share
 
     def _stretch(self, part: _Part, target_s: float) -> Floor:
         """Note the points of a part within its limit that are no slower than a target; what is proved of the others.
@@ -271,7 +299,9 @@ class Stretches:
             )
             step_s = min(MERGED * self.known.eps * abs(target_s), MERGED_SLACK * slack.slack_s) * part.merged
             width = MERGED_BYTES * self.known.eps * part.merged
-            base = max(1.0, MERGED_SPAN * self.known.span_bytes)
+            # near the least peak all that is left over is far less than what lies between the ends
+            spare_bytes = int(slack.spare_bytes.min(initial=self.known.span_bytes))
+            base = max(1.0, MERGED_SPAN * spare_bytes)
             elimination = Elimination(
                 replace(rest, nodes=nodes), carried, width, base=base, step_s=step_s,
                 deadline=self.deadline, most_pairs=EFFORTS[part.effort][0], most_work=EFFORTS[part.effort][1],

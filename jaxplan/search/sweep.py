@@ -38,7 +38,7 @@ def sweep_frontier(
       known: with at least one point; search: an exact one; rough: one that asks first whether a budget is worth it
         (`Known.spend`).
       deadline: no search begins after it, in `time.monotonic` seconds.
-      first: tried before a search where the gap is flat: whether it closed the gap at a budget.
+      first: tried before a search: whether it closed the gap at a budget.
       on_point: told the number of searches so far and of the gaps that are left, after each.
     """
     searched = 0
@@ -47,8 +47,7 @@ def sweep_frontier(
         if rough is not None and known.spend(widest.high_bytes, rough):
             continue
         budget = _budget(widest, known)
-        # where all that is known is far too slow, tables would leave nothing out
-        if not (_flat(widest) and first(budget)) and time.monotonic() < deadline:
+        if not first(budget) and time.monotonic() < deadline:
             known.ask(search, budget, widest.start)
             searched += 1
         if on_point is not None:

@@ -100,17 +100,19 @@ def tradeoff(
         # whatever the time: without the fastest end there is no frontier
         known.ask(search, None, known.front()[-1].assignment)
         searched += 1
-    # at the very end, within a grain of the next point, nothing is promised
-    alone = known.gap_at(smallest.peak_bytes) is not None
-    if alone and known.slack_at(smallest.peak_bytes) > eps and time.monotonic() < deadline:
-        known.ask(search, smallest.peak_bytes, known.front()[0].assignment)
-        searched += 1
 
     def cover(limit: int) -> bool:
         # no longer than the search that comes after it: one budget would have all of what is left
         stretches.deadline = min(deadline, time.monotonic() + BUDGET_S)
         return stretches.cover(limit)
 
+    # at the very end, within a grain of the next point, nothing is promised
+    alone = known.gap_at(smallest.peak_bytes) is not None
+    if alone and known.slack_at(smallest.peak_bytes) > eps and time.monotonic() < deadline:
+        # what is left there is what has the least bytes: little where one time step has them all
+        if not cover(smallest.peak_bytes) and time.monotonic() < deadline:
+            known.ask(search, smallest.peak_bytes, known.front()[0].assignment)
+            searched += 1
     searched += sweep_frontier(
         known, search, rough=rough, deadline=deadline, first=cover,
         on_point=lambda count, gaps: say(f"{count} budgets searched; {gaps} gaps were open"),

@@ -23,14 +23,31 @@ def optimum(problem: StrategyProblem, limit: int) -> float:
 
 
 def either_or() -> StrategyProblem:
-    """One choice overflows early, the other late; half of each would fit, and only a third, slow one does."""
+    """One choice overflows early, the other late; half of each would fit, and only a third, slow one does.
+
+    None overflows by itself: another node, which pays for using less, decides with it.
+    """
     return StrategyProblem(
-        nodes=(Node(name="choice", costs_s=np.array([1.0, 1.0, 5.0])),),
+        nodes=(
+            Node(name="choice", costs_s=np.array([1.0, 1.0, 5.0])), Node(name="beside", costs_s=np.array([0.0, 9.0])),
+        ),
         usages=(
-            Usage(node=0, start=0, stop=1, bytes=np.array([140, 20, 90])),
-            Usage(node=0, start=1, stop=2, bytes=np.array([20, 140, 90])),
+            Usage(node=0, start=0, stop=1, bytes=np.array([90, 20, 50])),
+            Usage(node=0, start=1, stop=2, bytes=np.array([20, 90, 50])),
+            Usage(node=1, start=0, stop=2, bytes=np.array([45, 5])),
         ),
     )
+
+
+def left(part: Branch, node: int) -> list[int]:
+    """The strategies of a node that a part has."""
+    at = part.dual.flat.at[node]
+    return np.flatnonzero(part.left[at : at + part.dual.flat.size[node]]).tolist()
+
+
+def kept(part: Branch) -> dict[int, np.ndarray]:
+    """The same of all nodes."""
+    return {node: np.array(left(part, node)) for node in range(part.dual.flat.size.size)}
 
 
 def test_parting_closes_what_prices_leave_open() -> None:
@@ -40,7 +57,23 @@ def test_parting_closes_what_prices_leave_open() -> None:
     parts = whole.parted(4.9, 5.0)
     assert parts is not None
     assert min(part.bound_s for part in parts) == pytest.approx(5.0)
-    assert sorted(np.concatenate([part.kept[0] for part in parts]).tolist()) == [0, 1, 2]
+    assert sorted(one for part in parts for one in left(part, 0)) == [0, 1, 2]
+
+
+def test_what_overflows_alone_is_in_no_mixture() -> None:
+    # half of each would fit, none of them does, whatever the other one does
+    problem = StrategyProblem(
+        nodes=(Node(name="choice", costs_s=np.array([1.0, 5.0])), Node(name="beside", costs_s=np.array([0.0, 0.5]))),
+        usages=(
+            Usage(node=0, start=0, stop=1, bytes=np.array([101, 0])),
+            Usage(node=1, start=0, stop=1, bytes=np.array([20, 10])),
+        ),
+    )
+    whole = Branch(problem, 100, by_byte={}, best_s=9.0)
+    assert whole.bound_s == pytest.approx(5.0)
+    assert left(whole, 0) == [1]
+    # nor is what then overflows beside it
+    assert left(whole.within(15, 9.0), 1) == [1]
 
 
 def test_where_nothing_is_gained_nothing_is_parted() -> None:
@@ -77,15 +110,15 @@ def test_bounds_hold_for_parts_and_smaller_budgets() -> None:
         parted += 1
         found = []
         for part in parts:
-            one_s = optimum(narrow(small, part.kept), limit)
+            one_s = optimum(narrow(small, kept(part)), limit)
             found.append(one_s)
             assert part.bound_s <= one_s * (1 + 1e-9) + 1e-12
             tighter = int(limit * 0.9)
-            least_s = optimum(narrow(small, part.kept), tighter)
+            least_s = optimum(narrow(small, kept(part)), tighter)
             assert part.floor().at(np.array([tighter]))[0] <= least_s * (1 + 1e-9) + 1e-12
             # gone on with in a smaller budget, nothing is lost of what was proved
             nearer = part.within(tighter, least_s)
-            assert nearer.kept == part.kept
+            assert (nearer.left <= part.left).all()
             assert part.floor().at(np.array([tighter]))[0] <= nearer.bound_s * (1 + 1e-9) + 1e-12
             assert nearer.bound_s <= least_s * (1 + 1e-9) + 1e-12
         assert min(found) == pytest.approx(best_s)
@@ -105,5 +138,5 @@ def test_what_messages_leave_open_is_parted_whatever_is_held_in_memory() -> None
     parts = whole.parted(0.9, 1.0)
     assert parts is not None
     assert min(part.bound_s for part in parts) == pytest.approx(1.0)
-    (node,) = parts[0].kept
-    assert sorted(np.concatenate([part.kept[node] for part in parts]).tolist()) == [0, 1]
+    (node,) = (n for n in range(3) if len(left(parts[0], n)) == 1)
+    assert sorted(one for part in parts for one in left(part, node)) == [0, 1]

@@ -245,6 +245,26 @@ def test_a_smaller_budget_goes_on_with_the_parts_of_the_last(monkeypatch: pytest
     assert went_on[0] > 3
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_budgets_far_smaller_than_what_lies_between_the_ends_are_closed(seed: int) -> None:
+    count, rng = 80, np.random.default_rng(seed)
+    chain = StrategyProblem(
+        nodes=tuple(
+            Node(name=f"n{i}", costs_s=np.array([0.0, rng.uniform(1, 2), rng.uniform(3, 60)])) for i in range(count)
+        ),
+        edges=tuple(Edge(tail=i, head=i + 1, costs_s=rng.random((3, 3))) for i in range(count - 1)),
+        usages=tuple(
+            Usage(node=i, start=0, stop=1, bytes=np.array([1_000_000, rng.integers(1, 1000), 0])) for i in range(count)
+        ),
+    )
+    known = Known(chain, 1e-3)
+    for strategy in (0, 2):
+        known.note((strategy,) * count)
+    limit = 3000
+    assert stretches.Stretches(known, math.inf).cover(limit)
+    assert known.slack_at(limit) <= 1e-3
+
+
 def test_a_node_of_hundreds_of_neighbours_is_no_matter() -> None:
     leaves, strategies = 300, 16
     star = StrategyProblem(
