@@ -17,7 +17,7 @@ _MOVEMENT = frozenset(
 )  # fmt: skip
 """Data movement that XLA fuses as it fuses elementwise work, whether or not layouts follow through it."""
 
-_REDUCTIONS = frozenset(
+REDUCTIONS = frozenset(
     {"argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum"}
 )
 """Reductions: the root of a kernel, fused with what makes their operand."""
@@ -33,7 +33,7 @@ def kind_of(graph: Graph, op: Op, rule: Rule, platform: str) -> str:
         return "edge"
     if fused(op, rule) or fused_on(platform, graph, op):
         return "fused"
-    return "reduction" if op.primitive in _REDUCTIONS or _multiplies(op, rule) else "heavy"
+    return "reduction" if op.primitive in REDUCTIONS or _multiplies(op, rule) else "heavy"
 
 
 def fused(op: Op, rule: Rule) -> bool:

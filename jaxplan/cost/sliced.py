@@ -15,18 +15,20 @@ from collections.abc import Sequence
 
 from ..ir import Graph, Op
 from ..sharding import Rule
+from .kinds import REDUCTIONS
 from .residency import Flow
 
 
 def lanes_left(flow: Flow) -> dict[int, frozenset[int]]:
     """Values of which one dimension is left to lie in lanes -> that dimension.
 
-    The step's arguments and results lie as callers see them, products and what is elementwise made of them as products
-    are made; a loop's copy of any of them is its own.
+    The step's arguments and results lie as callers see them, products and reductions and what is elementwise made of
+    them as these are made (of boxes apart in two dimensions, or sixteen, whose product or sum is taken, an
+    f32[8, 512, 512] lies with 512 in lanes); a loop's copy of any of them is its own.
     """
     graph, rules = flow.graph, flow.rules
     around, given = graph.loops_around(), set(graph.inputs)
-    fixed, found = {*_products(graph, rules), *graph.inputs, *graph.outputs}, dict[int, int]()
+    fixed, found = {*_made_in_order(graph, rules), *graph.inputs, *graph.outputs}, dict[int, int]()
     handing = []
     for op in graph.ops:
         part, elementwise = _part(graph, op), rules[op.index].follows
@@ -45,14 +47,15 @@ def lanes_left(flow: Flow) -> dict[int, frozenset[int]]:
     return {value: frozenset({lanes}) for value, lanes in found.items()}
 
 
-def _products(graph: Graph, rules: Sequence[Rule]) -> set[int]:
-    """What products make, and what is made of that elementwise."""
+def _made_in_order(graph: Graph, rules: Sequence[Rule]) -> set[int]:
+    """What products and reductions make, and what is made of that elementwise."""
     found: set[int] = set()
     for op in graph.ops:
         rule = rules[op.index]
         alike = rule.follows and op.primitive != "carry_init"
         sizes = {_size(graph, v) for v in op.operands if alike and v in found}
-        found.update(v for v in op.results if rule.matmul or _size(graph, v) in sizes)
+        ordered = rule.matmul or op.primitive in REDUCTIONS
+        found.update(v for v in op.results if ordered or _size(graph, v) in sizes)
     return found
 
 

@@ -40,6 +40,13 @@ def products(corners: Any) -> Any:
     return jax.vmap(suppressed)(alike, jnp.ones((BATCH, BOXES), bool)).astype(jnp.float32) + corners
 
 
+def reductions(corners: Any) -> Any:
+    """The same of what is multiplied over several coordinates."""
+    places = corners[:, :, None] * jnp.arange(1.0, 3.0)
+    apart = jnp.prod(jnp.abs(places[:, :, None] - places[:, None]), axis=-1)
+    return jax.vmap(suppressed)(apart, jnp.ones((BATCH, BOXES), bool)).astype(jnp.float32) + corners
+
+
 def rows(corners: Any) -> Any:
     """Nothing beside the rows is sliced: two dimensions are left, and the longer one is in lanes."""
     apart = jnp.exp(-jnp.abs(corners[:, :, None] - corners[:, None]))
@@ -50,7 +57,9 @@ def rows(corners: Any) -> Any:
     return lax.fori_loop(0, BOXES, body, corners)
 
 
-@pytest.mark.parametrize(("step", "least", "most"), [(boxes, 16, 17), (products, 1, 3), (rows, 1, 3)])
+@pytest.mark.parametrize(
+    ("step", "least", "most"), [(boxes, 16, 17), (products, 1, 3), (reductions, 1, 3), (rows, 1, 3)]
+)
 def test_a_batch_in_lanes_is_padded(step: Callable[..., Any], least: float, most: float) -> None:
     shape = jax.ShapeDtypeStruct((BATCH, BOXES), jnp.float32)
     plan = jaxplan.plan(step, AbstractMesh((1,), ("data",)), shape, hardware="tpu-v5e")
@@ -59,10 +68,11 @@ def test_a_batch_in_lanes_is_padded(step: Callable[..., Any], least: float, most
 
 
 @pytest.mark.aot_tpu
-def test_as_much_as_xla_compiles(tpu_topology: Callable[[str], Any]) -> None:
+@pytest.mark.parametrize("step", [boxes, reductions])
+def test_as_much_as_xla_compiles(step: Callable[..., Any], tpu_topology: Callable[[str], Any]) -> None:
     own = SingleDeviceSharding(tpu_topology("v5e:2x4").devices[0])
     shape = jax.ShapeDtypeStruct((BATCH, BOXES), jnp.float32, sharding=own)
-    memory = jax.jit(boxes).lower(shape).compile().memory_analysis()
+    memory = jax.jit(step).lower(shape).compile().memory_analysis()
     shape = jax.ShapeDtypeStruct((BATCH, BOXES), jnp.float32)
-    plan = jaxplan.plan(boxes, AbstractMesh((1,), ("data",)), shape, hardware="tpu-v5e")
+    plan = jaxplan.plan(step, AbstractMesh((1,), ("data",)), shape, hardware="tpu-v5e")
     assert 0.95 <= plan.cost.peak_bytes / memory.peak_memory_in_bytes <= 1.05
