@@ -234,7 +234,7 @@ class Pipeline:
                 bound_s = bound_s if round_ else result.bound_s
                 found, excess = self._simulated(space, result, bound_s)
                 if excess <= 0:
-                    return self._proved(found, limit, search) if loosely and round_ else found
+                    return self._proved(found, limit, loose, search) if loosely and round_ else found
                 loose = min(limit, result.peak_bytes - 1)
                 self.say(f"{excess} bytes over budget once resharded copies are counted: searching again")
             limit = _between(strict, loose, excess)
@@ -249,23 +249,25 @@ class Pipeline:
         found = Found(space=space, result=vouched, decision=decision, memory=memory)
         return found, memory.peak_bytes - self.budget_bytes
 
-    def _proved(self, found: Found, limit: int, search: Callable[..., SearchResult]) -> Found:
-        """The cheapest that fits of `found` and what searches that prove more come to, under ever tighter limits while
-        what they find is over budget and `found` is not known to be within `LEFT_GAP`."""
-        loose, strict, excess = limit, 0, 0
+    def _proved(self, found: Found, limit: int, loose: int, search: Callable[..., SearchResult]) -> Found:
+        """The cheapest that fits of `found`, found at `limit`, and what searches that prove more come to while it is
+        not known to be within `LEFT_GAP`: under a tighter limit where they overrun the budget, and where room is left
+        under one with that room in it, up to `loose`, which lets too much through."""
+        best, strict, excess = found, 0, 0
         for _ in range(PROOF_ROUNDS):
-            result = search(limit, found.result.assignment)
+            result, room = search(limit, best.result.assignment), 0
             if result.found:
                 other, excess = self._simulated(found.space, result, found.result.bound_s)
-                if excess <= 0:
-                    return min(other, found, key=lambda one: one.result.objective_s)
-                loose = min(limit, result.peak_bytes - 1)
-            else:
+                if excess > 0:
+                    loose = min(limit, result.peak_bytes - 1)
+                else:
+                    best, room = min(best, other, key=lambda one: one.result.objective_s), -excess
+            if not result.found or room:
                 strict = limit
-            limit = _between(strict, loose, excess)
-            if found.result.gap <= LEFT_GAP or limit in (loose, strict):
+            limit = min(limit + room, loose) if room else _between(strict, loose, excess)
+            if best.result.gap <= LEFT_GAP or limit in (loose, strict):
                 break
-        return found
+        return best
 
     def _smallest(self, space: Space, result: SearchResult) -> Found | Nothing:
         """The fastest decision within the budget as simulated, of those near the least peak and on the frontier.

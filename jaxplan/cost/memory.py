@@ -27,7 +27,7 @@ from .images import lanes_read
 from .packing import gap_bytes
 from .residency import SecondStack
 from .squares import Squares, whole_squares
-from .tables import RowUpdate, table_copies, tiled_in_rows
+from .tables import RowUpdate, table_copies, tiled_as_read, tiled_in_rows
 from .tiles import Tiling, device_bytes, gathered_bytes
 
 _SCRATCH = 2
@@ -122,7 +122,7 @@ def simulate_memory(
     known: dict[tuple[object, ...], int] = {}
     if rows is None:
         rows = tiled_in_rows(graph) if platform == "tpu" else {}
-    tilings: dict[int, Tiling] = {**(images or {}), **rows}
+    tilings: dict[int, Tiling] = {**(images or {}), **rows, **tiled_as_read(graph, axes, rows, reads)}
 
     def local(value: int, row: np.ndarray, as_read: Value | None = None) -> int:
         tensor, tiling = as_read or graph.values[value], tilings.get(value, "any")

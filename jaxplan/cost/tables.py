@@ -19,7 +19,7 @@ import numpy as np
 
 from ..ir import Graph, Op, settled_values
 from ..sharding import MeshAxes, Rule
-from .tiles import Tiling, device_bytes
+from .tiles import RowsOf, Tiling, device_bytes, lies_in_rows
 
 _PADDED, _FEW = 1.5, 2
 """From which waste on rows pad a lot, and how many tensors are updated in rows all the same, see the module."""
@@ -86,6 +86,7 @@ def table_copies(
         return size if size > local(value, row) else 0
 
     producers = graph.producers()
+    yield from _returned_rows(graph, axes, values, reads, local, when)
     copies: dict[tuple[int, bytes], TableCopy] = {}
     for op, value, row in _gathered(graph, reads, rows, producers):
         if size := in_rows(value, row):
@@ -111,14 +112,52 @@ def table_copies(
 
 
 def tiled_in_rows(graph: Graph) -> dict[int, Tiling]:
-    """The values that gathers and scatters of whole rows read and make, but for the step's arguments."""
+    """The values that gathers and scatters of whole rows read and make, but for the step's arguments and results."""
     found: dict[int, Tiling] = {}
-    arguments = set(graph.inputs)
+    ends = {*graph.inputs, *graph.outputs}
     for op in graph.ops:
         for value, tiling in _rows_of(op, graph):
-            if found.get(value) != "rows" and value not in arguments:
-                found[value] = tiling
+            before = found.get(value)
+            if value in ends or (tiling == "table" and before is not None):
+                continue
+            if isinstance(before, RowsOf) and isinstance(tiling, RowsOf):
+                tiling = RowsOf((*before.tables, *tiling.tables))
+            found[value] = tiling
     return found
+
+
+def tiled_as_read(
+    graph: Graph, axes: MeshAxes, rows: Mapping[int, Tiling], reads: Mapping[tuple[int, int], np.ndarray]
+) -> dict[int, Tiling]:
+    """`tiled_in_rows` where it is decided in which layouts the tables are read, of all rows."""
+    found: dict[int, Tiling] = {}
+    for op in graph.ops if any(isinstance(tiling, RowsOf) for tiling in rows.values()) else ():
+        for value, tiling in _rows_of(op, graph):
+            row = reads.get((op.index, 0))
+            if isinstance(tiling, RowsOf) and isinstance(rows.get(value), RowsOf) and row is not None:
+                kept = lies_in_rows(graph.values[op.operands[0]], row, axes)
+                found[value] = "rows" if kept or found.get(value) == "rows" else "any"
+    return found
+
+
+def _returned_rows(
+    graph: Graph,
+    axes: MeshAxes,
+    values: Mapping[int, np.ndarray],
+    reads: Mapping[tuple[int, int], np.ndarray],
+    local: Callable[[int, np.ndarray], int],
+    when: Sequence[int],
+) -> Iterator[TableCopy]:
+    """Gathers that are returned: their rows are copied into results, which lie as results do."""
+    returned = set(graph.outputs)
+    for op in graph.ops:
+        if op.primitive != "gather" or op.results[0] not in returned or not _rows_of(op, graph):
+            continue
+        value, table = op.results[0], reads.get((op.index, 0))
+        if value in values and table is not None and lies_in_rows(graph.values[op.operands[0]], table, axes):
+            size = int(device_bytes(graph.values[value], values[value][None], axes, "tpu", "rows")[0])
+            if size > local(value, values[value]):
+                yield TableCopy(value, when[op.index], when[op.index] + 1, size)
 
 
 def _gathered(
@@ -153,4 +192,4 @@ def _rows_of(op: Op, graph: Graph) -> list[tuple[int, Tiling]]:
     if len(graph.values[rows].shape) - 1 not in windows:
         return []
     tables = [op.operands[0]] if op.primitive == "gather" else [op.operands[0], *op.results]
-    return [(rows, "rows"), *((table, "table") for table in tables)]
+    return [(rows, RowsOf((graph.values[op.operands[0]],))), *((table, "table") for table in tables)]

@@ -4,8 +4,9 @@ XLA for TPU lays the last two physical dimensions of a tensor out in tiles of 8 
 openxla.org/xla/tiled_layout) and chooses which dimensions those are. The choice that pads least is assumed, but for
 what is gathered and scattered in whole rows: those lie with the elements of a row side by side, as many lanes as that
 fills. So do the tables that rows are gathered from and added to, where that pads them little or leaves them small
-(tables and rows of 2 to 64 columns compiled for v5e, jax 0.10.2, libtpu 0.0.42.1); a piece of one column is no row and
-pads least (a graph attention network whose heads are cut). The result of an all_gather lies with the gathered
+(tables and rows of 2 to 64 columns compiled for v5e, jax 0.10.2, libtpu 0.0.42.1), and rows lie as their table does:
+f32[123718656, 16] of a graph's 2,449,408 nodes takes 7.9 GB, not 63; a piece of one column is no row and pads least (a
+graph attention network whose heads are cut). The result of an all_gather lies with the gathered
 dimension outermost, the others in order: 12 heads of 64 columns in tiles of 16 x 128, 2.7 times their bytes (T5's new
 parameters, gathered for the next step, and those of a GPT block).  Of several dimensions at once the pieces lie one
 after the other, each as it was: f32[650, 4, 650] of eight pieces as [5200, 1, 325] (an LSTM).
@@ -13,6 +14,8 @@ after the other, each as it was: f32[650, 4, 650] of eight pieces as [5200, 1, 3
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -20,7 +23,15 @@ import numpy as np
 from ..ir import Value
 from ..sharding import UNREDUCED, MeshAxes, pieces
 
-Tiling = Literal["any", "rows", "table"] | tuple[int, int] | frozenset[int]
+
+@dataclass(frozen=True)
+class RowsOf:
+    """Rows that are taken from tables, or added to them: in tiles of the last dimensions where one of the tables is."""
+
+    tables: tuple[Value, ...]
+
+
+Tiling = Literal["any", "rows", "table"] | RowsOf | tuple[int, int] | frozenset[int]
 """Which dimensions lie in tiles: those that pad least, the last ones, or the last ones of a table (see the module); a
 pair of dimensions: the second one in lanes, or the first one with the second in rows (see `images`); a set: those of
 them that pad least (see `written`), one alone in lanes (see `sliced`)."""
@@ -60,11 +71,32 @@ def device_bytes(
     if isinstance(tiling, frozenset):
         dims = sorted(tiling)
         least = waste[:, dims][:, :, dims if len(dims) > 1 else range(rank)].min(axis=(1, 2))
-    if tiling in ("rows", "table"):
+    if isinstance(tiling, RowsOf) or tiling in ("rows", "table"):
         in_rows = np.where(sizes[:, -1] > 1, waste[:, rank - 1, rank - 2], least)
-        kept = (in_rows <= _TABLE_WASTE * least) | (whole * (in_rows - least) <= _TABLE_BYTES)
-        least = in_rows if tiling == "rows" else np.where(kept, in_rows, least)
+        kept = np.full(len(places), tiling == "rows")
+        if tiling == "table":
+            kept = _kept_in_rows(sizes, whole)
+        elif isinstance(tiling, RowsOf):
+            for table in tiling.tables:  # whole but for its columns, which are cut as its rows' are
+                columns = sizes[:, -1:]
+                others = np.full_like(columns, math.prod(table.shape[:-1]))
+                bytes_ = table.item_bytes * (others * columns)[:, 0]
+                kept |= _kept_in_rows(np.concatenate([others, columns], axis=1), bytes_)
+        least = np.where(kept, in_rows, least)
     return np.asarray(np.ceil(whole * least), np.int64)
+
+
+def lies_in_rows(table: Value, row: np.ndarray, axes: MeshAxes) -> bool:
+    """Whether a table in this layout lies with the elements of a row side by side, see the module."""
+    whole = np.ceil(table.bytes / pieces(row[None], axes))
+    return bool(_kept_in_rows(local_sizes(table, row[None], axes), whole)[0])
+
+
+def _kept_in_rows(sizes: np.ndarray, bytes_: np.ndarray) -> np.ndarray:
+    """`bool[n]`: whether that pads tables of these sizes little or leaves them small."""
+    waste = padding(sizes)
+    least, in_rows = waste.min(axis=(1, 2)), waste[:, -1, -2]
+    return np.asarray((in_rows <= _TABLE_WASTE * least) | (bytes_ * (in_rows - least) <= _TABLE_BYTES))
 
 
 def gathered_bytes(

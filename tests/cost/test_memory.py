@@ -292,8 +292,8 @@ def test_gathered_rows_and_small_tables_lie_row_by_row_on_tpu() -> None:
     assert peak(small, rows, "gpu") < (small + 3 * rows) * 32
     padded = 16 * rows * 32
     assert peak(small, rows, "tpu") > padded + 16 * small * 32
-    # a copy of the large table in rows would take 512 MB
-    assert padded < peak(large, rows, "tpu") - large * 32 < 2 * padded
+    # a copy of the large table in rows would take 512 MB: it is left in columns, and what is taken from it too
+    assert peak(large, rows, "tpu") - large * 32 < padded
 
 
 @pytest.mark.parametrize(
