@@ -63,7 +63,7 @@ class Traffic:
       writes: for every operation, for each result the bytes that it writes.
       second_stacks: loops' stacks that are in memory twice.
       fills: buffers that one kernel fills, see there; invariants: GPU: see `loop_invariants`.
-      over: TPU: for values those whose buffers they may take, see `overwritable`.
+      over: for values those whose buffers they may take, see `overwritable`.
       images: TPU: values in the layout of convolutions, see `image_lanes`.
       rows: TPU: see `sliced`, `written`, `tiled_in_rows`; copied_images: see `copied_reads`; tables: see `row_updates`;
         spread: see `spread_reads`; squares: TPU: see `shared_squares`; apart: GPU: see `made_apart` and `reordered`;
@@ -331,7 +331,7 @@ class _Kernels:
             second_stacks=second_stacks(flow, self.platform),
             fills=fills(flow, times, self.onto) if gpu else (),
             invariants=loop_invariants(flow) if gpu else (),
-            over=overwritable(flow, self.stored) if tpu else {},
+            over=overwritable(flow, self.stored, times if gpu else None, self.onto.values()) if tpu or gpu else {},
             images=images,
             rows={**outside_tiles(flow), **spanned, **tiled_in_rows(self.graph), **lanes_left(flow)} if tpu else {},
             copied_images=copied_reads(self.graph, self.rules, self.stored, self.producers) if tpu else (),

@@ -4,23 +4,38 @@ element, in the same shape, for the last time (HloDataflowAnalysis::CanShareOper
 A gradient takes the place of the activation that its derivative is computed from, unless the same kernel sums it up for
 a bias: a kernel of several results was given a buffer for each (MLPs with and without biases compiled for v5e, jax
 0.10.2, libtpu 0.0.42.1).
+
+On GPU, too: the gradient of capped logits takes the place of what a product made, f32[16, 2048, 32000], and so does
+the sum of two log-likelihoods' gradients. Where XLA scatters into what is made, as labels' gradients into a
+softmax's, that has a buffer of its own, and so has what is made beside a sum (a GRU's logits, two towers; H100, jax
+0.10.2).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from .residency import Flow
 
 
-def overwritable(flow: Flow, stored: Sequence[bool]) -> Mapping[int, tuple[int, ...]]:
-    """For values that a fused kernel makes, the stored ones of their shape that it reads element by element."""
+def overwritable(
+    flow: Flow, stored: Sequence[bool], times: Sequence[int] | None = None, scattered: Container[int] = ()
+) -> Mapping[int, tuple[int, ...]]:
+    """For values that a fused kernel makes, the stored ones of their shape that it reads element by element.
+
+    Args:
+      times: GPU: when each operation runs, earlier than it stands where it is in the kernel of a sum.
+      scattered: what something is scattered into.
+    """
     graph = flow.graph
     found: dict[int, tuple[int, ...]] = {}
     kept = {*graph.inputs, *graph.outputs, *graph.constants}
     summed = _summed(flow, stored)
     for op in graph.ops:
-        for value in op.results:
+        beside = times is not None and times[op.index] < op.index
+        for value in op.results if not beside else ():
+            if value in scattered:
+                continue
             if stored[value] and not summed[value] and flow.kinds[op.index] == "fused" and flow.rules[op.index].follows:
                 tensor = graph.values[value]
                 near = {
