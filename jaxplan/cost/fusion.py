@@ -26,7 +26,7 @@ from .in_place import overwritable
 from .invariants import Invariant, loop_invariants
 from .kernel_starts import kernel_starts
 from .kinds import COMPUTED_AGAIN, LOOP_EDGES, kind_of, source_values
-from .masks import is_dear, is_mask, padded_for_products, read_by_expansions
+from .masks import is_dear, is_mask, padded_for_products, read_by_expansions, read_whole
 from .on_chip import Resident, residents
 from .outermost import outside_tiles
 from .residency import (
@@ -197,7 +197,7 @@ class _Kernels:
             if op.primitive == "gather" and kind == "heavy":
                 whole += [gathered_from(self.graph, self.producers, v) if tpu else v for v in op.operands]
             elif (closed and op.primitive != "dot_general") or op.primitive == "scan_slice":
-                whole += op.operands
+                whole += read_whole(self.platform, op)
             if closed or kind == "reduction":
                 whole += op.results
             if op.primitive in ("scan_stack", "carry_init", "cond_join"):
