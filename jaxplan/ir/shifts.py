@@ -9,7 +9,8 @@ slice and a pad where its dimension is whole.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +21,7 @@ from jax.interpreters import mlir
 from .._jax import Literal
 from .flatten import call_of
 from .rewriting import Makers, put_together
+from .rolls import roll_p
 
 shift_p = Primitive("shift")
 """`shift_p.bind(x, by=, axis=, fill=)`: element `i` along `axis` goes to `i + by`, those that leave are lost, and
@@ -40,31 +42,28 @@ _PARTS = frozenset({"slice", "split", "pad", "broadcast_in_dim", "convert_elemen
 
 
 class _Ends(NamedTuple):
-    """A value with so many elements put before and after it along one dimension, or cut off where fewer than none.
+    """A value with so many elements put before and after it along each dimension, or cut off where fewer than none.
 
-    `fill` is what is put; None where nothing is.  `axis` is None where nothing is done at all.
+    `fill` is what is put; None where nothing is.
     """
 
     value: Any
-    axis: int | None
-    low: int
-    high: int
+    sides: tuple[tuple[int, int], ...]
     fill: Any
 
     def after(self, first: _Ends) -> _Ends | None:
         """Both as one, `first` done before; None where one can't do it: what was cut off doesn't come back."""
-        back = any(cut < 0 < put for cut, put in ((first.low, self.low), (first.high, self.high)))
-        apart = None not in (self.axis, first.axis) and self.axis != first.axis
-        unlike = None not in (self.fill, first.fill) and self.fill != first.fill
-        if back or apart or unlike:
+        pairs = [*zip(first.sides, self.sides, strict=True)]
+        back = any(cut < 0 < put for one, two in pairs for cut, put in zip(one, two, strict=True))
+        if back or (None not in (self.fill, first.fill) and self.fill != first.fill):
             return None
-        axis, fill = (b if a is None else a for a, b in ((self.axis, first.axis), (self.fill, first.fill)))
-        return _Ends(first.value, axis, first.low + self.low, first.high + self.high, fill)
+        sides = tuple((one[0] + two[0], one[1] + two[1]) for one, two in pairs)
+        return _Ends(first.value, sides, first.fill if self.fill is None else self.fill)
 
 
 def shifted(equations: list[Any], results: Sequence[Any]) -> list[Any]:
     """Equations with `shift_p` in the place of slices and pads, or slices and constants in a row, that shift."""
-    opened = _without_calls(equations, results)
+    opened = _cut_first(_without_calls(equations, results), results)
     found = put_together(opened, results, _PARTS, _shifting)
     return equations if found is None else found
 
@@ -107,59 +106,111 @@ def _without_calls(equations: list[Any], results: Sequence[Any]) -> list[Any]:
     return opened
 
 
+def _cut_first(equations: list[Any], results: Sequence[Any]) -> list[Any]:
+    """Equations in which what is cut out of a sum of padded values is the sum of what is cut out of each.
+
+    So jax writes the gradient of what is padded once for several neighbours.
+    """
+    reads = Counter(v for eqn in equations for v in eqn.invars if not isinstance(v, Literal))
+    reads.update(v for v in results if not isinstance(v, Literal))
+    makers = {v: eqn for eqn in equations for v in eqn.outvars}
+    gone, instead = set[int](), dict[int, list[Any]]()
+    for eqn in equations:
+        value = eqn.invars[0] if eqn.primitive.name in ("slice", "pad") else None
+        if value is None or isinstance(value, Literal) or not _is_sum(makers.get(value)) or reads[value] != 1:
+            continue
+        sums: list[Any] = [makers[value]]  # from the last to the first
+        parts: list[Any] = []
+        for one in sums:
+            for v in one.invars:
+                maker = None if isinstance(v, Literal) or reads[v] != 1 else makers.get(v)
+                (sums if _is_sum(maker) else parts).append(maker)
+        if not all(part is not None and part.primitive.name == "pad" for part in parts):
+            continue
+        cut = {value: eqn.outvars[0]}
+        for v in (v for one in sums for v in one.invars):
+            cut[v] = copy.copy(eqn.outvars[0])
+        made = [eqn.replace(invars=[v, *eqn.invars[1:]], outvars=[cut[v]]) for v in (p.outvars[0] for p in parts)]
+        made += [one.replace(invars=[cut[v] for v in one.invars], outvars=[cut[one.outvars[0]]]) for one in sums[::-1]]
+        gone.update(map(id, sums))
+        instead[id(eqn)] = made
+    return [new for eqn in equations if id(eqn) not in gone for new in instead.get(id(eqn), [eqn])]
+
+
+def _is_sum(eqn: Any) -> bool:
+    return eqn is not None and eqn.primitive.name == "add_any"
+
+
 def _shifting(eqn: Any, makers: Makers) -> Any:
     """An equation, or `shift_p` in its place."""
     name = eqn.primitive.name
-    ends = None
+    chains: list[_Ends] = []
     if name == "concatenate":
-        ends = _in_a_row(eqn, makers)
+        chains = _in_a_row(eqn, makers)
     elif name in ("slice", "pad"):
-        ends = _one_after_another(eqn, 0, makers)
-    if ends is None or ends.axis is None or ends.fill is None or isinstance(ends.value, Literal):
-        return eqn
+        chains = list(_one_after_another(eqn, 0, makers))
+    for ends in reversed(chains):  # from as far back as there is one
+        made = _as_shift(eqn, ends)
+        if made is not None:
+            return made
+    return eqn
+
+
+def _as_shift(eqn: Any, ends: _Ends) -> Any:
+    """`shift_p` in the place of an equation that makes this of a value; None where it is none."""
+    if ends.fill is None or isinstance(ends.value, Literal):
+        return None
     before, after = ends.value.aval, eqn.outvars[0].aval
     same = (before.shape, before.dtype) == (after.shape, after.dtype)
-    if not same or ends.low != -ends.high or not 0 < abs(ends.low) < after.shape[ends.axis]:
-        return eqn
-    params = {"by": int(ends.low), "axis": ends.axis, "fill": ends.fill}
+    moved = [d for d, side in enumerate(ends.sides) if any(side)]
+    if not same or len(moved) > 1 or any(low != -high for low, high in ends.sides):
+        return None
+    if not moved:  # what was put on is cut off again: the middle of what is padded for its neighbours
+        return eqn.replace(primitive=roll_p, invars=[ends.value], params={"shift": 0, "axis": 0})
+    (axis,) = moved
+    by = int(ends.sides[axis][0])
+    if abs(by) >= after.shape[axis]:
+        return None
+    params = {"by": by, "axis": axis, "fill": ends.fill}
     return eqn.replace(primitive=shift_p, invars=[ends.value], params=params)
 
 
-def _one_after_another(eqn: Any, position: int, makers: Makers) -> _Ends | None:
-    """What slices and pads make of a value together, as far back as they are one."""
+def _one_after_another(eqn: Any, position: int, makers: Makers) -> Iterator[_Ends]:
+    """What slices and pads make of a value together: the last one, the last two, as far back as they are one."""
     ends = _ends(eqn, position, makers)
-    while ends is not None and not isinstance(ends.value, Literal):
-        maker, position = makers.get(ends.value, (None, 0))
+    while ends is not None:
+        yield ends
+        maker, position = (None, 0) if isinstance(ends.value, Literal) else makers.get(ends.value, (None, 0))
         first = None if maker is None else _ends(maker, position, makers)
-        both = None if first is None else ends.after(first)
-        if both is None:
-            break
-        ends = both
-    return ends
+        ends = None if first is None else ends.after(first)
 
 
-def _in_a_row(eqn: Any, makers: Makers) -> _Ends | None:
-    """A slice behind or before a constant."""
+def _in_a_row(eqn: Any, makers: Makers) -> list[_Ends]:
+    """A slice behind or before a constant, as far back as the slice goes."""
     if len(eqn.invars) != 2 or any(isinstance(v, Literal) for v in eqn.invars):
-        return None
+        return []
     axis = int(eqn.params["dimension"])
     for at, other in ((0, 1), (1, 0)):
         fill, part = _constant(eqn.invars[at], makers), eqn.invars[other]
         maker, position = makers.get(part, (None, 0))
-        ends = None if maker is None else _one_after_another(maker, position, makers)
-        if fill is not None and ends is not None:
+        if fill is not None and maker is not None:
             put = int(eqn.invars[at].aval.shape[axis])
-            return _Ends(part, axis, put * (at == 0), put * (at == 1), fill).after(ends)
-    return None
+            sides = [(0, 0)] * len(part.aval.shape)
+            sides[axis] = (put * (at == 0), put * (at == 1))
+            row = _Ends(part, tuple(sides), fill)
+            both = map(row.after, _one_after_another(maker, position, makers))
+            return [ends for ends in both if ends is not None]
+    return []
 
 
 def _ends(eqn: Any, position: int, makers: Makers) -> _Ends | None:
-    """What a slice, a part of a split, or a pad by a literal does along one dimension; None of what does more."""
+    """What a slice, a part of a split, or a pad by a number does; None of what does something else."""
     name, params, value = eqn.primitive.name, eqn.params, eqn.invars[0]
     shape = value.aval.shape
     if name == "split":
         begin, axis = sum(params["sizes"][:position]), int(params["axis"])
-        return _Ends(value, axis, -begin, begin + params["sizes"][position] - shape[axis], None)
+        cut = -begin, begin + params["sizes"][position] - shape[axis]
+        return _Ends(value, tuple(cut if d == axis else (0, 0) for d in range(len(shape))), None)
     if name == "slice":
         if any(stride != 1 for stride in params["strides"] or ()):
             return None
@@ -175,10 +226,7 @@ def _ends(eqn: Any, position: int, makers: Makers) -> _Ends | None:
         return None
     if all(put <= 0 for side in sides for put in side):
         fill = None
-    axes = [d for d, side in enumerate(sides) if any(side)]
-    if not axes:
-        return _Ends(value, None, 0, 0, None)
-    return _Ends(value, axes[0], *sides[axes[0]], fill) if len(axes) == 1 else None
+    return _Ends(value, tuple(sides), fill)
 
 
 def _constant(atom: Any, makers: Makers) -> Any:

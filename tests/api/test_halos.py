@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -70,6 +71,38 @@ def test_rolls_send_edges_and_nothing_else(cut: P, mesh_4x2: Mesh) -> None:
     assert max(item.bytes for item in plan.collectives) * 2 < x.nbytes // 4
     assert plan.cost.step_s == pytest.approx(plan.cost.objective_s, rel=2e-3)  # what is exchanged counts once
     assert {finding.what for finding in jaxplan.verify(planned, x).findings} <= {"memory"}
+
+
+def stencil(x: jax.Array) -> jax.Array:
+    """A step of diffusion on a field that is padded once for all four neighbours, and one around its corners."""
+    wide = jnp.pad(x, 1)
+    sides = wide[2:, 1:-1] + wide[:-2, 1:-1] + wide[1:-1, 2:] + wide[1:-1, :-2]
+    return wide[1:-1, 1:-1] + 0.1 * (sides - 4 * x)
+
+
+def taps(x: jax.Array) -> jax.Array:
+    """A causal convolution as a sum of slices, and its gradient."""
+
+    def loss(x: jax.Array) -> jax.Array:
+        wide = jnp.pad(jnp.sin(x), ((3, 0), (0, 0)))
+        return jnp.sum(sum((j + 1.0) * wide[j : j + len(x)] for j in range(4)) ** 2)
+
+    return jax.grad(loss)(x)
+
+
+@pytest.mark.parametrize("program", [stencil, taps])
+@pytest.mark.parametrize("cut", [P(("model", "data")), P("data", "model"), P(None, "model")])
+def test_neighbours_in_a_padded_field_send_edges_and_nothing_else(
+    program: Callable[[jax.Array], jax.Array], cut: P, mesh_4x2: Mesh
+) -> None:
+    x = np.random.default_rng(0).standard_normal((1024, 512)).astype(np.float32)
+    planned = jaxplan.auto_shard(
+        program, mesh_4x2, constraints={"*": cut}, hardware="tpu-v5e", options={"compare_templates": False}
+    )
+    np.testing.assert_allclose(planned(x), jax.jit(program)(x), rtol=1e-5, atol=1e-4)
+    plan = planned.plan(x)
+    assert {item.kind for item in plan.collectives} <= {"collective_permute"} and not plan.warnings
+    assert max((item.bytes for item in plan.collectives), default=0) <= 3 * 4 * 512
 
 
 def shifted(x: jax.Array) -> jax.Array:

@@ -35,6 +35,12 @@ def block_before(x: Any) -> Any:
     return jnp.concatenate([jnp.zeros_like(x[:2]), x[:-2]], 0)
 
 
+def taps(x: Any) -> Any:
+    """A causal convolution: a field that is padded once, and read at several places."""
+    wide = jnp.pad(x, ((2, 0), (0, 0)))
+    return wide[:8] + 2 * wide[1:9] + 3 * wide[2:]
+
+
 @pytest.mark.parametrize(
     ("fn", "expected"),
     [
@@ -46,6 +52,8 @@ def block_before(x: Any) -> Any:
         (lambda x: jnp.concatenate([x[:, 1:], jnp.full((8, 1), 2.0)], 1), [(-1, 1, 2)]),
         (lambda x: jnp.pad(x, ((2, 0), (0, 0)))[1:-1], [(1, 0, 0)]),
         (lambda x: token_shift(token_shift(x)), [(2, 0, 0)]),
+        (lambda x: jnp.pad(x, 1)[2:, 1:-1] + jnp.pad(x, 1)[1:-1, 1:-1], [(-1, 0, 0)]),
+        (lambda x: taps(x), [(1, 0, 0), (2, 0, 0)]),
         (lambda x: jax.grad(lambda y: (token_shift(y) * y).sum())(x), [(-1, 0, 0), (1, 0, 0)]),
         (lambda x: jax.grad(lambda y: (block_before(y) * y).sum())(x), [(-2, 0, 0), (2, 0, 0)]),
         (lambda x: jax.lax.scan(lambda c, _: (c + token_shift(c), None), x, None, length=2)[0], [(1, 0, 0)]),
@@ -53,6 +61,12 @@ def block_before(x: Any) -> Any:
 )
 def test_shifts_are_one_operation(fn: Callable[..., Any], expected: list[tuple[int, int, float]]) -> None:
     assert shifts(fn) == (expected, set())
+
+
+def test_so_are_those_of_a_gradient_that_is_summed_before_it_is_cut() -> None:
+    """What is left is a slice of everything."""
+    found, left = shifts(lambda x: jax.grad(lambda y: jnp.sum(taps(jnp.sin(y)) ** 2))(x))
+    assert found == [(-2, 0, 0), (-1, 0, 0), (1, 0, 0), (2, 0, 0)] and left == {"slice"}
 
 
 @pytest.mark.parametrize(
