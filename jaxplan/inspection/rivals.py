@@ -71,6 +71,7 @@ class Comparison:
                 f"  {rival.search:<10} {format_seconds(result.objective_s):>9} {_percent(rival.gap):>10} "
                 f"{format_bytes(result.peak_bytes):>10} {format_seconds(result.best_at_s):>11} {_took(result)}  {ended}"
             )
+        lines.append("  peaks as the searches count them: without the copies that resharding makes")
         return "\n".join(lines)
 
 

@@ -20,7 +20,7 @@ def timeline_text(timeline: Timeline) -> str:
     lines = [
         f"{timeline.name} on ({timeline.mesh}): {format_seconds(timeline.step_s)} a step, simulated",
         f"  compute {format_seconds(timeline.busy_s[COMPUTE])}; communication {format_seconds(timeline.comm_s)}, of "
-        f"which {format_seconds(timeline.exposed_comm_s)} ({exposed:.0%} of the step) is not hidden; "
+        f"which {format_seconds(timeline.exposed_comm_s)} ({_share(exposed)} of the step) is not hidden; "
         f"peak memory {format_bytes(timeline.peak_bytes)}",
         "",
     ]
@@ -31,6 +31,11 @@ def timeline_text(timeline: Timeline) -> str:
         )
     lines += ["", *_waits(timeline)]
     return "\n".join(lines)
+
+
+def _share(part: float) -> str:
+    """In percent, of small ones a digit more: what is there is not called 0."""
+    return f"{part:.0%}" if part == 0 or part >= 0.0995 else f"{part:.1%}"
 
 
 def _row(timeline: Timeline, stream: str) -> str:

@@ -369,7 +369,8 @@ def test_compare_prints_every_search_beside_the_bound(
     assert main([*command, "--algos", "ilp,mcmc,templates"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "5 s each" in lines[0] and "best template" in lines[1]
-    assert [line.split()[0] for line in lines[3:]] == ["ilp", "mcmc", "templates"]
+    assert [line.split()[0] for line in lines[3:-1]] == ["ilp", "mcmc", "templates"]
+    assert "without the copies" in lines[-1]
     assert " optimal" in lines[3]
     assert main([*command, "--algos", "magic"]) == 2
     assert "name some of" in capsys.readouterr().err

@@ -175,6 +175,12 @@ def test_the_picture_s_ticks_are_round_and_of_one_unit(tmp_path: Path) -> None:
     assert ticks[-7:] == ["0 ms", "0.5 ms", "1 ms", "1.5 ms", "2 ms", "2.5 ms", "3 ms"]
 
 
+@pytest.mark.parametrize(("sent_s", "share"), [(0.0, "0%"), (30e-6, "0.3%"), (5e-3, "33%")])
+def test_a_small_share_is_not_called_none(sent_s: float, share: str) -> None:
+    line = timeline_of(task(10e-3), task(sent_s, 0, streams=ICI), task(0.0, 1))
+    assert f"({share} of the step)" in str(line)
+
+
 def test_the_text_names_what_is_not_hidden(plan: Plan) -> None:
     text = str(simulate(plan))
     assert "train" not in text.splitlines()[0]
