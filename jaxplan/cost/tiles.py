@@ -93,7 +93,9 @@ def lies_in_rows(table: Value, row: np.ndarray, axes: MeshAxes) -> bool:
 
 
 def _kept_in_rows(sizes: np.ndarray, bytes_: np.ndarray) -> np.ndarray:
-    """`bool[n]`: whether that pads tables of these sizes little or leaves them small."""
+    """`bool[n]`: whether that pads tables of these sizes little or leaves them small; a list of numbers has no rows."""
+    if sizes.shape[1] < 2:
+        return np.zeros(len(sizes), bool)
     waste = padding(sizes)
     least, in_rows = waste.min(axis=(1, 2)), waste[:, -1, -2]
     return np.asarray((in_rows <= _TABLE_WASTE * least) | (bytes_ * (in_rows - least) <= _TABLE_BYTES))

@@ -11,7 +11,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from ..cost import CostModel, device_bytes
-from ..ir import Value
+from ..ir import HOST_KIND, Value, on_host
 from ..lowering import CompiledWork, compiled_collectives, compiled_memory, compiled_work, reused_parameters
 from ..plans import Plan, TensorPlan
 from ..sharding import places_of_layout
@@ -84,11 +84,14 @@ def compare(
 
 
 def _argument_bytes(plan: Plan, compiled: Any, platform: str) -> int:
-    """Of the arguments that the program uses as they lie in memory: on TPU in whole tiles."""
+    """Of the arguments that the program uses as they lie in the devices' memory: on TPU in whole tiles; on CPU, whose
+    hosts' memory is the devices' own, all of them."""
     shardings = _shardings(compiled)
     used = [s is not None for s in shardings] if len(shardings) == len(plan.inputs) else [True] * len(plan.inputs)
 
     def held(tensor: TensorPlan) -> int:
+        if tensor.host and platform != "cpu":
+            return 0
         item_bytes = tensor.bytes / max(math.prod(tensor.shape), 1)
         value = Value(index=0, name=tensor.path, shape=tensor.shape, dtype=tensor.dtype, item_bytes=item_bytes)
         places = places_of_layout(tensor.layout, plan.axes)[None]
@@ -170,7 +173,7 @@ def _tensor(what: str, tensor: TensorPlan, info: Any, sharding: Any) -> Iterator
     if isinstance(sharding, NamedSharding):
         axes = {name for dim in tensor.layout.dims for name in dim}
         same = axes <= set(sharding.mesh.shape) and sharding.is_equivalent_to(
-            NamedSharding(sharding.mesh, wanted), len(tensor.shape)
+            NamedSharding(sharding.mesh, wanted, memory_kind=HOST_KIND if tensor.host else None), len(tensor.shape)
         )
         compiled = str(sharding.spec)
     else:
@@ -183,9 +186,13 @@ def _tensor(what: str, tensor: TensorPlan, info: Any, sharding: Any) -> Iterator
         held = tensor.bytes * math.prod(sharding.shard_shape(tensor.shape)) / max(math.prod(tensor.shape), 1)
         yield Finding(
             what="sharding", where=tensor.path,
-            text=f"planned {wanted} ({format_bytes(tensor.local_bytes)} a device), compiled {compiled} "
-            f"({format_bytes(held)})",
+            text=f"planned {wanted}{_where(tensor.host)} ({format_bytes(tensor.local_bytes)} a device), compiled "
+            f"{compiled}{_where(on_host(sharding))} ({format_bytes(held)})",
         )  # fmt: skip
+
+
+def _where(host: bool) -> str:
+    return " in the host's memory" if host else ""
 
 
 def _donations(plan: Plan, compiled: Any, reused: frozenset[int]) -> Iterator[Finding]:

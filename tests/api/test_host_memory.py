@@ -77,6 +77,7 @@ def test_moments_stay_in_the_hosts_memory(search: str, mesh_4x2: Mesh) -> None:
     assert kinds(plan.in_shardings[0]["moments"]) == kinds(plan.out_shardings["moments"]) == {"pinned_host"}
     assert "f32<host>[" in str(plan) and not plan.warnings
     check_steps(step, state, x)
+    assert "sharding" not in {finding.what for finding in jaxplan.verify(step, state, x).findings}
     made = step.init(lambda: jax.tree.map(jnp.asarray, state))
     assert kinds(made["moments"]) == {"pinned_host"}
     check_steps(step, made, x)

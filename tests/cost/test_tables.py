@@ -112,3 +112,14 @@ def test_squares_of_a_norm_and_of_moments_are_made_once(norm: bool, cut: int, ma
     values = dict.fromkeys(range(len(graph.values)), whole)
     reads = {(squares.reader, squares.place): read for squares in found}
     assert len(list(whole_squares(found, graph, values, reads))) == made
+
+
+def test_a_list_of_numbers_that_is_gathered_from_has_no_rows() -> None:
+    """One element for each of several indices: there is no dimension beside them to lie in rows."""
+
+    def counted(ids: Any) -> Any:
+        return jnp.unique(ids, size=40, fill_value=-1), jnp.bincount(ids.ravel(), length=64)
+
+    mesh = AbstractMesh((4, 2), ("data", "model"))
+    ids = jax.ShapeDtypeStruct((16, 8), jnp.int32)
+    assert jaxplan.plan(counted, mesh, ids, hardware="tpu-v5e").cost.peak_bytes >= ids.size * 4
