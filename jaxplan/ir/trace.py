@@ -98,7 +98,8 @@ def trace(
         what the step is lowered for, is given (see `third_party`).
 
     Raises:
-      TraceError: state comes back with another shape or dtype, or an axis of `pmap`/`shard_map` is unbound.
+      TraceError: state comes back with another shape or dtype, an axis of `pmap`/`shard_map` is unbound, or the step
+        computes with what is in the host's memory.
       Any error of the step's own, raised by jax, as it is.
     """
     settings: dict[str, Any] = {
@@ -106,7 +107,22 @@ def trace(
         "while_trips": while_trips, "axes": axes, "keep_constraints": keep_constraints, "ruled": ruled,
         "platform": platform,
     }  # fmt: skip
-    found = _trace(fn, args, kwargs, **settings)
+    try:
+        found = _trace(fn, args, kwargs, **settings)
+    except ValueError as error:
+        if "memory_space" not in str(error):
+            raise
+        names = argument_names(fn, len(args))
+        given = _named_leaves([*args, *kwargs.values()], [*names, *kwargs])
+        leaves = zip(given, jax.tree.leaves((*args, *kwargs.values())), strict=True)
+        there = [path for path, leaf in leaves if on_host(leaf)]
+        name = getattr(fn, "__name__", type(fn).__name__)
+        raise TraceError(
+            f"`{name}` can't be traced: {error}\nNo device computes with what is in the host's memory, and these "
+            f"arguments are: {', '.join(there[:8]) or 'none'}"
+            f"{f' and {len(there) - 8} more' if len(there) > 8 else ''}. Bring what is computed with over first, by "
+            "jax.device_put(x, jax.memory.Space.Device) in the step."
+        ) from error
     left = frozenset(i for i, o in found.graph.aliases if found.outputs[o].host and not found.inputs[i].host)
     if not left:
         return found

@@ -125,6 +125,14 @@ def test_what_leaves_as_it_is_read_is_no_state(mesh_4x2: Mesh) -> None:
     np.testing.assert_allclose(np.asarray(found), np.sin(w), atol=1e-6)
 
 
+def test_computing_with_what_is_in_the_hosts_memory_is_refused(mesh_4x2: Mesh) -> None:
+    state, x = arguments()
+    there = NamedSharding(mesh_4x2, PartitionSpec(), memory_kind="pinned_host")
+    step = jaxplan.auto_shard(resident, mesh_4x2)
+    with pytest.raises(jaxplan.TraceError, match=r"these arguments are: state/moments/0/trace/down, .*Space\.Device"):
+        step({**state, "moments": jax.device_put(state["moments"], there)}, x)
+
+
 def test_a_sharding_that_device_put_names_is_honoured(mesh_4x2: Mesh) -> None:
     """On a mesh of its own, as a sharding constraint is; left out with the others."""
     other = Mesh(mesh_4x2.devices, ("data", "model"))
