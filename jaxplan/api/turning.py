@@ -45,7 +45,7 @@ def ordered(pipeline: Pipeline, found: Found) -> Found:
     known: dict[Charge, float] = {}
     best, spent_s, objective_s = found, 0.0, found.result.objective_s
     for number in range(ROUNDS + 1):
-        result = replace(found.result, objective_s=objective_s, bound_s=bound_s)
+        result = replace(found.result, objective_s=objective_s).bounded(bound_s, pipeline.options.relative_gap)
         turned, turns = _turned(pipeline, replace(found, space=space, result=result))
         best = turned if not number or turned.result.objective_s < best.result.objective_s else best
         told = all(known.get(charge) == seconds for charge, seconds in turns.items())
