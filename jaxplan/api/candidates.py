@@ -44,6 +44,7 @@ from .meshes import Target
 from .options import TEMPLATES, Options
 from .rivals import RIVAL_NODES, rival
 from .templates import template_pins
+from .told import Told
 from .turning import ordered, orders_of
 
 FOLD_NODES = 10_000
@@ -195,7 +196,7 @@ class Pipeline:
         """The cheapest decision of `space` whose simulated memory fits the budget."""
         return self.within_budget(
             space,
-            lambda limit, begin=None: self._solve(space, limit, begin or hint),
+            lambda limit, begin=None, told=space: self._solve(told, limit, begin or hint),
             lambda limit: self._loosely._solve(space, limit, hint),
         )
 
@@ -224,6 +225,7 @@ class Pipeline:
         limit, and `search(limit, begin)` goes on from what fits.  The bound is that of the budget's own rows.
         """
         limit, loose, strict, excess, bound_s = self.budget_bytes, self.budget_bytes, 0, 0, -math.inf
+        over: list[Found] = []
         for round_ in range(MEMORY_ROUNDS):
             result = loosely(max(limit, 0)) if loosely and round_ else search(max(limit, 0))
             if not result.found:
@@ -234,7 +236,8 @@ class Pipeline:
                 bound_s = bound_s if round_ else result.bound_s
                 found, excess = self._simulated(space, result, bound_s)
                 if excess <= 0:
-                    return self._proved(found, limit, loose, search) if loosely and round_ else found
+                    return self._proved(found, limit, over, search) if loosely and round_ else found
+                over.append(found)
                 loose = min(limit, result.peak_bytes - 1)
                 self.say(f"{excess} bytes over budget once resharded copies are counted: searching again")
             limit = _between(strict, loose, excess)
@@ -249,24 +252,30 @@ class Pipeline:
         found = Found(space=space, result=vouched, decision=decision, memory=memory)
         return found, memory.peak_bytes - self.budget_bytes
 
-    def _proved(self, found: Found, limit: int, loose: int, search: Callable[..., SearchResult]) -> Found:
-        """The cheapest that fits of `found`, found at `limit`, and what searches that prove more come to while it is
-        not known to be within `LEFT_GAP`: under a tighter limit where they overrun the budget, and where room is left
-        under one with that room in it, up to `loose`, which lets too much through."""
-        best, strict, excess = found, 0, 0
-        for _ in range(PROOF_ROUNDS):
-            result, room = search(limit, best.result.assignment), 0
-            if result.found:
-                other, excess = self._simulated(found.space, result, found.result.bound_s)
-                if excess > 0:
-                    loose = min(limit, result.peak_bytes - 1)
-                else:
-                    best, room = min(best, other, key=lambda one: one.result.objective_s), -excess
-            if not result.found or room:
-                strict = limit
-            limit = min(limit + room, loose) if room else _between(strict, loose, excess)
-            if best.result.gap <= LEFT_GAP or limit in (loose, strict):
+    def _proved(
+        self, found: Found, limit: int, over: Sequence[Found], search: Callable[..., SearchResult]
+    ) -> Found:
+        """The cheapest that fits of `found`, found at `limit`, what a search that proves more comes to there, and,
+        while that is not known to be within `LEFT_GAP`, what searches find that are told of the copies of plans `over`
+        the budget: their limit leaves out what overruns it, and takes in the room that others leave."""
+        best, told, overrun = found, Told(self, found.space), list(over)
+        for round_ in range(1 + PROOF_ROUNDS):
+            result = search(limit, best.result.assignment, told.space)
+            if not result.found:
                 break
+            other, excess = self._simulated(found.space, result, found.result.bound_s)
+            if excess > 0:
+                overrun.append(other)
+            elif other.result.objective_s < best.result.objective_s:
+                best = other
+            if best.result.gap <= LEFT_GAP or (round_ and excess == 0):
+                break
+            if round_ and excess < 0:
+                limit = min(limit - excess, self.budget_bytes)
+            else:
+                for one in overrun:
+                    told.tell(one)
+                limit, overrun = told.limit_bytes(overrun[-1]), []
         return best
 
     def _smallest(self, space: Space, result: SearchResult) -> Found | Nothing:

@@ -121,10 +121,13 @@ def test_what_is_over_budget_again_is_not_proved(monkeypatch: pytest.MonkeyPatch
     budget = int(1.5 * roomy.cost.peak_bytes)
     tight = jaxplan.plan(step, mesh, *shapes, memory_budget=budget, **given)
     assert tight.cost.peak_bytes <= budget
-    bound_s, made_s = results[0].bound_s, results[-1].objective_s
+    bound_s, made_s = results[0].bound_s, tight.cost.objective_s
+    assert made_s in [result.objective_s for result in results]
     assert tight.cost.gap == pytest.approx((made_s - bound_s) / made_s)
     assert tight.cost.gap > 1e-4
     assert tight.cost.termination == "feasible"
     limits, gaps = zip(*found, strict=True)
-    assert limits[0] == budget and limits[-1] == limits[-2] < budget
-    assert gaps[0] == gaps[-1] < min(gaps[1:-1]) == max(gaps[1:-1]) == candidates.LOOSE_GAP
+    loose = [at for at, gap in enumerate(gaps) if gap == candidates.LOOSE_GAP]
+    assert loose == list(range(1, 1 + len(loose))) and 1 + len(loose) < len(gaps)
+    assert max(limits[1:]) < limits[0] == budget and limits[loose[-1] + 1] == limits[loose[-1]]
+    assert {gap for at, gap in enumerate(gaps) if at not in loose} == {1e-4}

@@ -1,0 +1,46 @@
+"""What a search is told of a plan that overran its budget: the copies at its peak, as memory of who reads them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh
+
+from jaxplan.api import Found, Options, Pipeline, model_of, target_of
+from jaxplan.api.told import Told
+from jaxplan.ir import trace
+from jaxplan.search import Evaluator
+
+
+def step(weights: Any, batch: Any) -> Any:
+    def loss(weights: Any) -> Any:
+        hidden = batch
+        for name in sorted(weights):
+            hidden = jnp.tanh(hidden @ weights[name])
+        return jnp.mean(hidden**2)
+
+    return jax.tree.map(lambda w, g: w - g, weights, jax.grad(loss)(weights))
+
+
+def test_copies_at_the_peak_are_counted_by_who_reads_them() -> None:
+    weights = {name: jax.ShapeDtypeStruct((4096, 4096), jnp.float32) for name in "abc"}
+    traced = trace(step, (weights, jax.ShapeDtypeStruct((32768, 4096), jnp.float32)), {}, donate_argnums=(0,))
+    target = target_of(AbstractMesh((8,), ("data",)), "h100")
+    options = Options()
+    planner = Pipeline(
+        traced, target, model_of(target, options), 2**32, options, {}, {}, lambda _: None
+    )
+    fsdp = planner.search(planner.template("fsdp") or {})
+    assert isinstance(fsdp, Found)
+    told = Told(planner, fsdp.space)
+    assert told.tell(fsdp)
+    assert not told.tell(fsdp), "once is enough"
+    counted = Evaluator(told.space.problem)(fsdp.result.assignment)
+    assert counted.objective_s == fsdp.result.objective_s
+    at, chosen = fsdp.memory.peak_time, fsdp.result.assignment
+    new = told.space.problem.usages[len(fsdp.space.problem.usages) :]
+    told_bytes = sum(int(usage.bytes[chosen[usage.node]]) for usage in new if usage.start <= at < usage.stop)
+    assert told_bytes == fsdp.memory.parts["copies"]
+    assert told.limit_bytes(fsdp) < counted.peak_bytes
