@@ -37,6 +37,7 @@ from ..search import (
 )
 from ..sharding import Beside, Layout, MeshAxes, graph_rules
 from .batch_dims import batch_dims
+from .between import nearer
 from .found import Candidate, Found, Nothing, assignment_in
 from .kinds import input_kinds
 from .least import NEAR, NEAR_LEAST_S, near_least_peak
@@ -197,7 +198,7 @@ class Pipeline:
         return self.within_budget(
             space,
             lambda limit, begin=None, told=space: self._solve(told, limit, begin or hint),
-            lambda limit: self._loosely._solve(space, limit, hint),
+            lambda limit, told: self._loosely._solve(told, limit, hint),
         )
 
     def folds(self, space: Space) -> bool:
@@ -216,33 +217,52 @@ class Pipeline:
         )
 
     def within_budget(
-        self, space: Space, search: Callable[..., SearchResult], loosely: Callable[[int], SearchResult] | None = None
+        self, space: Space, search: Callable[..., SearchResult], loosely: Callable[..., SearchResult] | None = None
     ) -> Found | Nothing:
         """What `search` finds within a limit of bytes, the limit such that the simulation is within the budget.
 
-        The search's memory rows and the simulation differ a little both ways.  Where the simulation is over budget, the
-        rows are tightened.  What is over budget again need not be proved: after the first time `loosely` looks for the
-        limit, and `search(limit, begin)` goes on from what fits.  The bound is that of the budget's own rows.
+        The search's memory rows and the simulation differ a little both ways.  Where the simulation is over budget,
+        `loosely(limit, space)` is told what the rows lack, and, where nothing fits so, the rows are tightened: what is
+        over budget again need not be proved.  `search(limit, begin, space)` goes on from what fits.  The bound is that
+        of the budget's own rows.
         """
-        limit, loose, strict, excess, bound_s = self.budget_bytes, self.budget_bytes, 0, 0, -math.inf
-        over: list[Found] = []
-        for round_ in range(MEMORY_ROUNDS):
-            result = loosely(max(limit, 0)) if loosely and round_ else search(max(limit, 0))
+        result = first = search(self.budget_bytes)
+        if not first.found:
+            return Nothing(space=space, result=first)
+        found, excess = self._simulated(space, first, first.bound_s)
+        if excess <= 0:
+            return found
+        over = [found]
+        if loosely is not None:
+            told = Told(self, space)
+            for _ in range(MEMORY_ROUNDS):
+                told.tell(over[-1])
+                self.say(f"{excess} bytes over budget once copies are counted: searching again")
+                limit = told.limit_bytes(over[-1])
+                result = loosely(max(limit, 0), told.space)
+                if not result.found:
+                    break
+                found, excess = self._simulated(space, result, first.bound_s)
+                if excess <= 0:
+                    return self._proved(found, limit, told, [], search)
+                over.append(found)
+        limit, strict = self.budget_bytes, 0
+        loose, excess = min(limit, first.peak_bytes - 1), over[0].memory.peak_bytes - limit
+        for _ in range(1, MEMORY_ROUNDS):
+            limit = _between(strict, loose, excess)
+            result = search(max(limit, 0)) if loosely is None else loosely(max(limit, 0), space)
             if not result.found:
                 strict = limit
-                if limit == loose or result.termination is not Termination.INFEASIBLE:
+                if result.termination is not Termination.INFEASIBLE:
                     break
-            else:
-                bound_s = bound_s if round_ else result.bound_s
-                found, excess = self._simulated(space, result, bound_s)
-                if excess <= 0:
-                    return self._proved(found, limit, over, search) if loosely and round_ else found
-                over.append(found)
-                loose = min(limit, result.peak_bytes - 1)
-                self.say(f"{excess} bytes over budget once resharded copies are counted: searching again")
-            limit = _between(strict, loose, excess)
+                continue
+            found, excess = self._simulated(space, result, first.bound_s)
+            if excess <= 0:
+                return self._proved(found, limit, Told(self, space), over, search) if loosely else found
+            over.append(found)
+            loose = min(limit, result.peak_bytes - 1)
         # what fits the simulation, if anything, costs no less than what the budget's own rows let through
-        return Nothing(space=space, result=dataclasses.replace(result, bound_s=bound_s))
+        return Nothing(space=space, result=dataclasses.replace(result, bound_s=first.bound_s))
 
     def _simulated(self, space: Space, result: SearchResult, bound_s: float) -> tuple[Found, int]:
         """What was found, no better proved than `bound_s` says, and the bytes that it takes beyond the budget."""
@@ -253,29 +273,28 @@ class Pipeline:
         return found, memory.peak_bytes - self.budget_bytes
 
     def _proved(
-        self, found: Found, limit: int, over: Sequence[Found], search: Callable[..., SearchResult]
+        self, found: Found, limit: int, told: Told, over: Sequence[Found], search: Callable[..., SearchResult]
     ) -> Found:
         """The cheapest that fits of `found`, found at `limit`, what a search that proves more comes to there, and,
-        while that is not known to be within `LEFT_GAP`, what searches find that are told of the copies of plans `over`
-        the budget: their limit leaves out what overruns it, and takes in the room that others leave."""
-        best, told, overrun = found, Told(self, found.space), list(over)
-        for round_ in range(1 + PROOF_ROUNDS):
+        while that is not known to be within `LEFT_GAP`, what searches find that are told what the rows lack of plans
+        `over` the budget: their limit leaves out what overruns it, and takes in the room that others leave."""
+        best, overrun = found, list(over)
+        for _ in range(1 + PROOF_ROUNDS):
             result = search(limit, best.result.assignment, told.space)
             if not result.found:
                 break
             other, excess = self._simulated(found.space, result, found.result.bound_s)
             if excess > 0:
                 overrun.append(other)
+                best = nearer(self, best, other)
             elif other.result.objective_s < best.result.objective_s:
                 best = other
-            if best.result.gap <= LEFT_GAP or (round_ and excess == 0):
+            if best.result.gap <= LEFT_GAP or (excess == 0 and not overrun):
                 break
-            if round_ and excess < 0:
-                limit = min(limit - excess, self.budget_bytes)
-            else:
-                for one in overrun:
-                    told.tell(one)
-                limit, overrun = told.limit_bytes(overrun[-1]), []
+            for one in overrun:
+                told.tell(one)
+            limit = told.limit_bytes(overrun[-1]) if overrun else min(limit - excess, self.budget_bytes)
+            overrun = []
         return best
 
     def _smallest(self, space: Space, result: SearchResult) -> Found | Nothing:

@@ -30,10 +30,9 @@ from .squares import Squares, whole_squares
 from .tables import RowUpdate, table_copies, tiled_as_read, tiled_in_rows
 from .tiles import Tiling, device_bytes, gathered_bytes
 
-_SCRATCH = 2
+SUM_SCRATCH = 2
 """How many times the largest summed buffer the TPU's collectives keep for themselves, beside the assigned buffers: 1.3
 times in the compiled GPT block, 1.96 and 2.00 times in the two MLPs of experiments/quality (libtpu 0.0.42.1)."""
-
 
 _TABLE_BYTES, _TABLES = 2**14, 1.7
 """What every result of several arrays has on TPU beside these: a table of 512 bytes, in 16 KiB that nothing else uses.
@@ -164,7 +163,7 @@ def simulate_memory(
             )
     summed = [local(value, row) for value, row in values.items() if UNREDUCED in row.tolist()]
     if platform == "tpu" and summed:
-        ledger.add("scratch", 0, whole, int(_SCRATCH * max(summed)), given=True)
+        ledger.add("scratch", 0, whole, int(SUM_SCRATCH * max(summed)), given=True)
     if platform == "tpu":
         ledger.add("tables", 0, whole, int(_TABLES * sum(stored)) * _TABLE_BYTES, given=True)
     for op, size in (op_scratch or {}).items():

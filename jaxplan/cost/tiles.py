@@ -75,28 +75,27 @@ def device_bytes(
         in_rows = np.where(sizes[:, -1] > 1, waste[:, rank - 1, rank - 2], least)
         kept = np.full(len(places), tiling == "rows")
         if tiling == "table":
-            kept = _kept_in_rows(sizes, whole)
+            kept = _kept_in_rows(waste, whole)
         elif isinstance(tiling, RowsOf):
             for table in tiling.tables:  # whole but for its columns, which are cut as its rows' are
                 columns = sizes[:, -1:]
                 others = np.full_like(columns, math.prod(table.shape[:-1]))
                 bytes_ = table.item_bytes * (others * columns)[:, 0]
-                kept |= _kept_in_rows(np.concatenate([others, columns], axis=1), bytes_)
+                kept |= _kept_in_rows(padding(np.concatenate([others, columns], axis=1)), bytes_)
         least = np.where(kept, in_rows, least)
     return np.asarray(np.ceil(whole * least), np.int64)
 
 
 def lies_in_rows(table: Value, row: np.ndarray, axes: MeshAxes) -> bool:
     """Whether a table in this layout lies with the elements of a row side by side, see the module."""
+    if len(table.shape) < 2:  # a list of numbers has no rows
+        return False
     whole = np.ceil(table.bytes / pieces(row[None], axes))
-    return bool(_kept_in_rows(local_sizes(table, row[None], axes), whole)[0])
+    return bool(_kept_in_rows(padding(local_sizes(table, row[None], axes)), whole)[0])
 
 
-def _kept_in_rows(sizes: np.ndarray, bytes_: np.ndarray) -> np.ndarray:
-    """`bool[n]`: whether that pads tables of these sizes little or leaves them small; a list of numbers has no rows."""
-    if sizes.shape[1] < 2:
-        return np.zeros(len(sizes), bool)
-    waste = padding(sizes)
+def _kept_in_rows(waste: np.ndarray, bytes_: np.ndarray) -> np.ndarray:
+    """`bool[n]`: whether tables of that waste (see `padding`) are padded little so or are small."""
     least, in_rows = waste.min(axis=(1, 2)), waste[:, -1, -2]
     return np.asarray((in_rows <= _TABLE_WASTE * least) | (bytes_ * (in_rows - least) <= _TABLE_BYTES))
 

@@ -29,9 +29,7 @@ def test_copies_at_the_peak_are_counted_by_who_reads_them() -> None:
     traced = trace(step, (weights, jax.ShapeDtypeStruct((32768, 4096), jnp.float32)), {}, donate_argnums=(0,))
     target = target_of(AbstractMesh((8,), ("data",)), "h100")
     options = Options()
-    planner = Pipeline(
-        traced, target, model_of(target, options), 2**32, options, {}, {}, lambda _: None
-    )
+    planner = Pipeline(traced, target, model_of(target, options), 2**32, options, {}, {}, lambda _: None)
     fsdp = planner.search(planner.template("fsdp") or {})
     assert isinstance(fsdp, Found)
     told = Told(planner, fsdp.space)
@@ -44,3 +42,35 @@ def test_copies_at_the_peak_are_counted_by_who_reads_them() -> None:
     told_bytes = sum(int(usage.bytes[chosen[usage.node]]) for usage in new if usage.start <= at < usage.stop)
     assert told_bytes == fsdp.memory.parts["copies"]
     assert told.limit_bytes(fsdp) < counted.peak_bytes
+
+
+def test_the_scratch_of_sums_is_counted_where_another_plan_does_without() -> None:
+    def two(weights: Any, batch: Any) -> Any:
+        return jnp.tanh(batch @ weights["a"]) @ weights["b"]
+
+    weights = {
+        "a": jax.ShapeDtypeStruct((4096, 16384), jnp.float32),
+        "b": jax.ShapeDtypeStruct((16384, 4096), jnp.float32),
+    }
+    traced = trace(two, (weights, jax.ShapeDtypeStruct((4096, 4096), jnp.float32)), {})
+    target, options = target_of(AbstractMesh((8,), ("data",)), "tpu-v5e"), Options()
+    planner = Pipeline(traced, target, model_of(target, options), 2**33, options, {}, {}, lambda _: None)
+    rows = planner.search({2: lambda places: (places == 0).any(axis=1)})
+    summed = planner.search(
+        {0: lambda places: (places == 1).any(axis=1), 1: lambda places: (places == 0).any(axis=1)}
+    )
+    assert isinstance(rows, Found) and isinstance(summed, Found)
+    assert summed.memory.parts["scratch"] > rows.memory.parts.get("scratch", 0) == 0
+
+    told = Told(planner, summed.space)
+    told.tell(summed)
+    before = len(told.space.problem.usages)
+    assert not told.tell(summed)
+    told = Told(planner, summed.space)
+    told.tell(rows)
+    told.tell(summed)
+    new = told.space.problem.usages[before:]
+    chosen = summed.result.assignment
+    assert sum(int(usage.bytes[chosen[usage.node]]) for usage in new) == summed.memory.parts["scratch"]
+    assert all(usage.stop - usage.start == len(traced.graph.ops) for usage in new)
+    assert all((usage.bytes == 0).any() for usage in new), "layouts without a pending sum need none"
