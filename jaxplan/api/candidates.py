@@ -379,7 +379,9 @@ class Pipeline:
         self.say(f"checking {name} against the partitioner")
         checked = check(
             self.traced, self.rules, orders, axes, self.target.abstract, inputs, outputs, decision.values,
-            planned_constraints(graph, decision.values, decision.reads, decision.copies, orders, self.waited),
+            planned_constraints(
+                graph, decision.values, decision.reads, decision.copies, orders, self.waited, decision.outputs
+            ),
             reads=decision.reads, waited=self.waited, platform=self.target.platform,
             while_trips=self.options.while_trips, beside=beside,
         )  # fmt: skip

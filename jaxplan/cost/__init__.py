@@ -17,3 +17,7 @@ from .narrowing import narrowed as narrowed
 from .pooling import place_bytes as place_bytes
 from .step_memory import step_memory as step_memory
 from .tiles import device_bytes as device_bytes
+from .turned import Turning as Turning
+from .turned import together as together
+from .turned import turned_bytes as turned_bytes
+from .turned import turnings as turnings

@@ -112,7 +112,7 @@ def widened(tensor: Value, row: np.ndarray, axes: MeshAxes, tiling: Tiling) -> f
     """How many times its columns a device's part of an image has once they are cut into pieces; 1: they are not."""
     if not isinstance(tiling, tuple) or len(tensor.shape) < 3 or tiling[0] == tiling[1]:
         return 1.0
-    local = local_sizes(tensor, row[None], axes)[0]
+    local = local_sizes(tensor.shape, row[None], axes)[0]
     columns = local[max(d for d in range(len(tensor.shape)) if d not in tiling)]
     if local[tiling[0]] > _FEW or columns <= _PIECES:
         return 1.0

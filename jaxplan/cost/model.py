@@ -25,6 +25,7 @@ from .kinds import LOOP_EDGES, fused
 from .on_chip import Resident
 from .split_k import local_product, part_bytes
 from .tiles import gathered_bytes, tiles_of_rows
+from .turned import Turning, turned_bytes
 from .vector_kernels import VectorKernel, vector_product
 from .whole_sums import made_whole
 
@@ -178,6 +179,10 @@ class CostModel:
         if self.profile.tile_s is None:
             return seconds
         return np.maximum(seconds, twice / 2 / tensor.item_bytes / _TILE * self.profile.tile_s)
+
+    def turned_seconds(self, turning: Turning, tail: np.ndarray, head: np.ndarray) -> np.ndarray:
+        """`float64[a, b]`: what it costs to copy new values into place that a move had made in another order."""
+        return self.memory_seconds(2 * turned_bytes(turning, tail, head, self.axes))
 
     def op_seconds(
         self, op: Op, rule: Rule, options: Strategies, graph: Graph, crossing: Traffic

@@ -62,7 +62,7 @@ def device_bytes(
     rank = len(tensor.shape)
     if platform != "tpu" or rank < 2:
         return whole
-    sizes = local_sizes(tensor, places, axes)
+    sizes = local_sizes(tensor.shape, places, axes)
     waste = padding(sizes)
     least = waste.min(axis=(1, 2))
     if isinstance(tiling, tuple):
@@ -91,7 +91,7 @@ def lies_in_rows(table: Value, row: np.ndarray, axes: MeshAxes) -> bool:
     if len(table.shape) < 2:  # a list of numbers has no rows
         return False
     whole = np.ceil(table.bytes / pieces(row[None], axes))
-    return bool(_kept_in_rows(padding(local_sizes(table, row[None], axes)), whole)[0])
+    return bool(_kept_in_rows(padding(local_sizes(table.shape, row[None], axes)), whole)[0])
 
 
 def _kept_in_rows(waste: np.ndarray, bytes_: np.ndarray) -> np.ndarray:
@@ -115,7 +115,7 @@ def gathered_bytes(
     there, then = before[:, None, :], after[None, :, :]
     gathered = np.where((there >= 0) & (then != there), there, -1)
     dims = gathered.max(axis=2)
-    waste = padding(local_sizes(tensor, after, axes))
+    waste = padding(local_sizes(tensor.shape, after, axes))
     local = tensor.bytes / pieces(after, axes)
     for dim in set(dims.reshape(-1).tolist()) - {-1}:
         if platform == "gpu":
@@ -127,7 +127,7 @@ def gathered_bytes(
         found = np.where(dims == dim, copied, found)
     if platform == "tpu":
         several = sum((gathered == dim).any(axis=2).astype(int) for dim in range(rank)) > 1
-        as_it_was = padding(local_sizes(tensor, before, axes))[:, rank - 1, rank - 2]
+        as_it_was = padding(local_sizes(tensor.shape, before, axes))[:, rank - 1, rank - 2]
         found = np.where(several, np.round(local * as_it_was[:, None]), found).astype(np.int64)
     return found
 
@@ -141,7 +141,7 @@ def tiles_of_rows(tensor: Value, places: np.ndarray, axes: MeshAxes) -> np.ndarr
     rank = len(tensor.shape)
     if rank < 2:
         return np.ones(len(places))
-    sizes = local_sizes(tensor, places, axes)
+    sizes = local_sizes(tensor.shape, places, axes)
     waste = padding(sizes)
     least = waste.min(axis=(1, 2))
     more = SUBLANES / np.minimum(2 ** np.ceil(np.log2(sizes)), SUBLANES)
@@ -150,9 +150,9 @@ def tiles_of_rows(tensor: Value, places: np.ndarray, axes: MeshAxes) -> np.ndarr
     return np.asarray(np.where(in_order, more[:, rank - 2], fullest))
 
 
-def local_sizes(tensor: Value, places: np.ndarray, axes: MeshAxes) -> np.ndarray:
+def local_sizes(shape: tuple[int, ...], places: np.ndarray, axes: MeshAxes) -> np.ndarray:
     """`float64[n, rank]`: the dimensions of one device's part."""
-    local = np.broadcast_to(np.array(tensor.shape, np.float64), (len(places), len(tensor.shape))).copy()
+    local = np.broadcast_to(np.array(shape, np.float64), (len(places), len(shape))).copy()
     for axis, (_, size) in enumerate(axes):
         cut = np.flatnonzero(places[:, axis] >= 0)
         local[cut, places[cut, axis]] /= size

@@ -9,13 +9,13 @@ the donated ones (an LSTM's head under data parallelism, ResNet-50's weights in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from ..ir import Graph, settled_values
-from ..sharding import NONE, UNREDUCED, MeshAxes
+from ..sharding import NONE, UNREDUCED, MeshAxes, pieces
 from .residency import Flow
 from .tiles import device_bytes, local_sizes
 
@@ -61,6 +61,84 @@ def _reads(flow: Flow, value: int) -> Iterator[tuple[int, int, tuple[int, ...]]]
                     left.append((operand, taken))
 
 
+class Made(NamedTuple):
+    """A next value by its shape and bytes; `order`: what it is made of has its dimensions at these places."""
+
+    shape: tuple[int, ...]
+    bytes: float
+    order: tuple[int, ...]
+
+
+class Turning(NamedTuple):
+    """What a move may make a kernel write in another order than that of the arguments that it would write over.
+
+    Attributes:
+      updates: what is made together of what is moved.
+      late: they have the layout that it is moved to, else that in which it was made.
+    """
+
+    updates: tuple[Made, ...]
+    late: bool
+
+
+def turned_bytes(turning: Turning, tail: np.ndarray, head: np.ndarray, axes: MeshAxes) -> np.ndarray:
+    """`float64[a, b]`: bytes of the new values that are copied into their arguments' buffers, having been made in
+    buffers of their own.
+
+    Args:
+      tail, head: place arrays, before and after the move.
+    """
+    found, sizes = np.zeros((len(tail), len(head))), np.array([size for _, size in axes])
+    made, wanted = tail[:, None, :], head[None, :, :]
+    moved = (made != wanted) & (sizes > 1)
+    gathered = np.where(moved & (made >= 0) & (wanted == NONE), made, -1).max(axis=2)
+    scattered = np.where(moved & (made == UNREDUCED) & (wanted >= 0), wanted, -1).max(axis=2)
+    last = np.where(gathered >= 0, gathered, scattered)
+    for shape, size, order in turning.updates:
+        rows = head if turning.late else tail
+        places = np.where(rows >= 0, np.array([*order, NONE])[rows], rows)
+        local = local_sizes(shape, places, axes)
+        copied = size / pieces(places, axes)
+        for dim in set(last[last >= 0].tolist()):
+            lies = np.array([order[d] for d in (dim, *(d for d in range(len(order)) if d != dim))])
+            turned = _out_of_order(local, lies) * copied
+            found += np.where(last == dim, turned if turning.late else turned[:, None], 0.0)
+    return found
+
+
+def _out_of_order(local: np.ndarray, lies: np.ndarray) -> np.ndarray:
+    """Of rows of local sizes whether their dimensions of more than one element, as they lie, are in another order."""
+    return np.array([bool((np.diff([d for d in lies if sizes[d] > 1]) < 0).any()) for sizes in local])
+
+
+def turnings(graph: Graph, updates: Sequence[Update]) -> tuple[dict[tuple[int, int], Turning], dict[int, Turning]]:
+    """What the move of an operand, by (operation, place), turns, and that of a next value to where its argument lies.
+
+    The latter is written in the order in which it is gathered, and with it what its kernel makes beside it.
+    """
+    parts = [{u.value} | {graph.ops[op].operands[place] for op, place, _ in u.reads} for u in updates]
+    values = [graph.values[u.value] for u in updates]
+    reads: dict[tuple[int, int], list[Made]] = {}
+    ends: dict[int, Turning] = {}
+    for update, tensor, own in zip(updates, values, parts, strict=True):
+        for op, place, order in update.reads:
+            reads.setdefault((op, place), []).append(Made(tensor.shape, tensor.bytes, order))
+        beside = [
+            Made(other.shape, other.bytes, tuple(range(len(other.shape))))
+            for other, theirs in zip(values, parts, strict=True)
+            if other is not tensor and own & theirs and other.shape == tensor.shape
+        ]
+        if beside:
+            ends[update.value] = Turning(tuple(beside), late=False)
+    return {key: Turning(tuple(made), late=True) for key, made in reads.items()}, ends
+
+
+def together(turned: Iterable[Turning | None]) -> Turning | None:
+    """What one move turns for several reads."""
+    found = dict.fromkeys(update for one in turned if one is not None for update in one.updates)
+    return Turning(tuple(found), late=True) if found else None
+
+
 def turned_updates(
     graph: Graph,
     axes: MeshAxes,
@@ -82,7 +160,7 @@ def turned_updates(
         if row is None or not np.array_equal(row, values[update.argument]):
             continue  # it is copied into its argument's place anyway
         tensor = graph.values[update.value]
-        sizes = local_sizes(tensor, row[None], axes)[0]
+        sizes = local_sizes(tensor.shape, row[None], axes)[0]
         for op, place, order in update.reads:
             value = graph.ops[op].operands[place]
             made, wanted = values.get(value), reads.get((op, place))

@@ -35,8 +35,9 @@ class Orders:
         pending = tuple(self.axes[a][0] for a in range(len(self.axes)) if row[a] == UNREDUCED)
         return Layout(dims=tuple(dims), unreduced=pending)
 
-    def on_the_way(self, made: Layout, op: int, position: int, rows: Sequence[np.ndarray]) -> list[Layout]:
-        """The Layouts of the steps `rows` between a value as it is `made` and one reader, and where pieces turn.
+    def on_the_way(self, made: Layout, use: tuple[str, int, int], rows: Sequence[np.ndarray]) -> list[Layout]:
+        """The Layouts of the steps `rows` between a value as it is `made` and one `use` of it, a `Key` without the
+        dimension, and where pieces turn.
 
         A dimension has the reader's order where it has the reader's axes.  Else what enters is the most minor, and what
         crosses from another dimension keeps its order, as collectives make it.
@@ -47,15 +48,15 @@ class Orders:
             if (order := turned(was, cut[number:])) is not None:
                 layouts.append(Layout(dims=order))
                 was = order
-            read = self.layout("read", op, position, row, len(was)).dims
+            read = self.layout(*use, row, len(was)).dims
             come = tuple(appended(names, was[d], was) for d, names in enumerate(read))
             was = tuple(
-                names if self._known(op, position, d, names) else come[d] for d, names in enumerate(read)
+                names if self._known((*use, d), names) else come[d] for d, names in enumerate(read)
             )
             # asked for both at once, the partitioner moves parts of axes
             layouts += [Layout(dims=dims) for dims in dict.fromkeys((come, was))]
         return layouts
 
-    def _known(self, op: int, position: int, dim: int, names: Sequence[str]) -> bool:
-        order = self.chosen.get(("read", op, position, dim), ())
+    def _known(self, key: Key, names: Sequence[str]) -> bool:
+        order = self.chosen.get(key, ())
         return {self.axes[axis][0] for axis in order} == set(names)

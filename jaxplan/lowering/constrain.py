@@ -26,6 +26,7 @@ def planned_constraints(
     copies: Mapping[tuple[int, int], np.ndarray],
     orders: Orders,
     waited: Collection[int] = (),
+    outputs: Mapping[int, np.ndarray] | None = None,
 ) -> tuple[Constraint, ...]:
     """Pins where the plan communicates: pending sums are finished where they arise, operands resharded where read.
 
@@ -39,6 +40,8 @@ def planned_constraints(
     A loop's carry and stacked results are pinned too: they have one layout for the whole loop, which propagation
     would take from whichever end it reaches first.  So is what a reader takes otherwise than it is made
     (`read_otherwise`): its maker would be computed as it is read; and what XLA cuts wrongly (`cut_wrongly`).
+    A result that is brought to where it lies in several moves (`outputs`: its row, by position) is asked for one by
+    one: weights updated in pieces of rows and kept in columns were gathered whole, see `reshard_path`.
     """
     producers = graph.producers()
     moved = []
@@ -71,7 +74,7 @@ def planned_constraints(
         if value in at_once:
             index, position = at_once[value]
             made = orders.layout("value", value, 0, finished(row), rank)
-            *_, scattered = orders.on_the_way(made, index, position, [reads[index, position]])
+            *_, scattered = orders.on_the_way(made, ("read", index, position), [reads[index, position]])
             pin(graph.values[value].site, scattered, value, op.source, op.primitive, "sum")
         elif at_edge or UNREDUCED in row.tolist() or value in kept:
             made = orders.layout("value", value, 0, finished(row), rank)
@@ -86,10 +89,18 @@ def planned_constraints(
         by_way = copies.get((index, position), row)
         steps = reshard_path(start, finished(by_way)) if _on_the_way(start, by_way, row) else []
         for layout in orders.on_the_way(
-            orders.layout("value", value, 0, start, len(graph.values[value].shape)), index, position,
+            orders.layout("value", value, 0, start, len(graph.values[value].shape)), ("read", index, position),
             [*steps, *reshard_path(steps[-1] if steps else start, row)],
         ):  # fmt: skip
             pin(op.sites[position], layout, value, op.source, op.primitive, "reshard")
+    for position, row in (outputs or {}).items():
+        value = graph.outputs[position]
+        steps = reshard_path(start := finished(values[value]), row) if value in values and value not in held else []
+        if len(steps) > 1 and (producer := producers[value]) >= 0:
+            made = orders.layout("value", value, 0, start, len(graph.values[value].shape))
+            for layout in orders.on_the_way(made, ("output", position, 0), steps):
+                op = graph.ops[producer]
+                pin(Site((), "leave", -1, position), layout, value, op.source, op.primitive, "reshard")
     written = [*_local_specs(graph, values, reads, orders), *_held_layouts(graph, values, reads, orders, held)]
     return (*pins.values(), *written)
 

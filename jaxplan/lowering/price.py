@@ -6,13 +6,24 @@ models price those.  A plan, a template and shardings written by hand come out c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from ..cost import CostModel, MemoryProfile, idle, narrowed, source_values, step_memory, traffic
+from ..cost import (
+    CostModel,
+    MemoryProfile,
+    Traffic,
+    idle,
+    narrowed,
+    source_values,
+    step_memory,
+    together,
+    traffic,
+    turnings,
+)
 from ..ir import Graph, Traced, summed_behind_loops
 from ..plans import Constraint
 from ..sharding import Collective, Layout, Rule, partition, start_shares_of
@@ -99,7 +110,7 @@ def price(
         seconds[op.index] = float(once[0]) * op.trips
         if rule.matmul:
             flops[op.index] = rule.flops * float(strategy.shares[0]) * op.trips
-    for op_index, settling_s in _settling(graph, refined, where):
+    for op_index, settling_s in _copying(graph, refined, crossing, where):
         seconds[op_index] = seconds.get(op_index, 0.0) + settling_s
     asked = [(c, operation_of(c.scope)) for c in found.collectives if c.kind != "all_slice"]
     if model.profile.kind in ("tpu", "gpu"):
@@ -128,13 +139,21 @@ def _behind_its_loop(item: Collective, trips: float) -> Collective:
     return replace(item, trips=item.trips / trips) if item.kind == "all_reduce" and item.trips >= trips > 1 else item
 
 
-def _settling(graph: Graph, model: CostModel, where: Realised) -> list[tuple[int, float]]:
-    """(operation, seconds) of the next values of arguments, brought to where these lie; see `settling_seconds`."""
-    producers, found = graph.producers(), []
+def _copying(graph: Graph, model: CostModel, crossing: Traffic, where: Realised) -> Iterator[tuple[int, float]]:
+    """(operation, seconds) of the copies of arguments' next values; see `settling_seconds` and `turned_seconds`."""
+    producers, (reads, ends) = graph.producers(), turnings(graph, crossing.updates)
+    moves: dict[tuple[int, bytes], list[tuple[int, int]]] = {}
+    for use in reads:
+        moves.setdefault((graph.ops[use[0]].operands[use[1]], where.reads[use].tobytes()), []).append(use)
+    for (value, _), uses in moves.items():
+        made, turning = where.values.get(value), together(map(reads.get, uses))
+        if made is not None and turning is not None:
+            yield uses[0][0], float(model.turned_seconds(turning, made[None], where.reads[uses[0]][None])[0, 0])
     for position, result in graph.aliases:
         value, kept = graph.outputs[result], where.values[graph.inputs[position]]
         made = where.values.get(value)
         if producers[value] >= 0 and made is not None and not np.array_equal(made, kept):
             copied_s = model.settling_seconds(made[None], kept[None], graph.values[value])
-            found.append((producers[value], float(copied_s[0, 0])))
-    return found
+            if value in ends:
+                copied_s = copied_s + model.turned_seconds(ends[value], made[None], kept[None])
+            yield producers[value], float(copied_s[0, 0])

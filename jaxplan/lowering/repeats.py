@@ -196,14 +196,16 @@ def _labels(
             sign += [made(value), asked, *(said.get(("read", op.index, position), ()) if said else ())]
         sign += [made(value) for value in op.results]
         signs[equation].append(tuple(sign))
-    for constraint in constraints:
+    ends = [c for c in constraints if c.site.kind == "leave" and not c.site.frame]
+    for constraint in (c for c in constraints if c not in ends):
         site = constraint.site
         equation = places.of_site(site)
         depth = len(listing.equations[equation].frame)
         inside = (site.frame[depth + 1 :], site.kind, site.equation if len(site.frame) > depth else -1)
         signs[equation].append((*inside, site.position, constraint.layout))
     maker = {v: e for e, equation in enumerate(listing.equations) for v in equation.results}
-    for value, layout in zip(listing.results, outputs, strict=True):
+    left = [(listing.results[c.site.position], ("leave", c.layout)) for c in ends]
+    for value, layout in (*zip(listing.results, outputs, strict=True), *left):
         if value in maker:
             signs[maker[value]].append(layout)
     known: dict[tuple[Hashable, ...], int] = {}

@@ -131,7 +131,7 @@ class Replay:
             with equation_context(eqn, scope):
                 made = self._equation(eqn, position, read, frame, scope, pinned)
             env.update(zip(results, self._pin_results(eqn, position, made, frame), strict=True))
-        return [env[short.listing.results[p]] for p in short.outputs]
+        return [self._pin(Site((), "leave", -1, p), env[short.listing.results[p]], None, pinned) for p in short.outputs]
 
     def _scope(self, frame: tuple[int, ...], position: int, eqn: Any) -> str:
         """The name of an equation; a call that is seen through is nothing of its own."""

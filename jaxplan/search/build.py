@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..cost import CostModel, Traffic, narrowed, source_values, traffic
+from ..cost import CostModel, Traffic, narrowed, source_values, together, traffic, turnings
 from ..ir import SUMS, Graph, Op, Value, accumulating_ops, settled_values
 from ..sharding import UNREDUCED, Rule, Strategies, all_places, busiest, graph_rules, pieces, strategies
 from .parts import parts_taken
@@ -69,7 +69,7 @@ class _Builder:
         self.edges: list[Edge] = []
         self.passages: list[Passage] = []
         self.settling: list[Settling] = []
-        self.labels: list[str] = []
+        self.turnings, self.turned_ends = turnings(graph, crossing.updates)
         self.values: dict[int, Port] = {}
         self.finished: dict[int, Port] = {}
         self.finishes: dict[int, Collection[int]] = {}  # the operations that read what is finished
@@ -86,8 +86,7 @@ class _Builder:
         self.exchanges: dict[int, np.ndarray] = {}
         self.node_strategies: dict[int, Strategies] = {}
         self.returned = dict(Counter(graph.outputs))
-        self.complete = True
-        self._cache: dict[tuple[Any, ...], Any] = {}
+        self.complete, self._cache = True, dict[tuple[Any, ...], Any]()
         self._distinct: dict[tuple[Any, ...], np.ndarray] = {}
         self.passing = Passing(model, self._shared)
         self.memory = Usages(graph, model, crossing, self._shared)
@@ -109,8 +108,8 @@ class _Builder:
         return Space(
             problem=problem, rules=self.rules, values=self.values, reads=self.reads, outputs=outputs,
             copies=self.taken_from, passages=tuple(self.passages), settling=tuple(self.settling),
-            labels=tuple(self.labels), node_op=self.node_op, exchanges=self.exchanges, strategies=self.node_strategies,
-            complete=self.complete, start_shares=self.sharing.starts,
+            labels=tuple(node.name for node in self.nodes), node_op=self.node_op, exchanges=self.exchanges,
+            strategies=self.node_strategies, complete=self.complete, start_shares=self.sharing.starts,
         )  # fmt: skip
 
     # -- nodes --------------------------------------------------------------------------------------------
@@ -127,7 +126,6 @@ class _Builder:
 
     def _node(self, costs_s: np.ndarray, label: str) -> int:
         self.nodes.append(Node(name=label, costs_s=costs_s))
-        self.labels.append(label)
         return len(self.nodes) - 1
 
     def _value_node(self, value: int, places: np.ndarray, label: str) -> Port:
@@ -241,9 +239,9 @@ class _Builder:
     def _resharded(self, made: Port, value: int, readers: Collection[int], label: str) -> Port:
         """A decision whether `readers` take what is `made` as it lies or resharded for all of them, see `How.held`."""
         layouts = self._all(self.graph.values[value].shape)
-        node = self._node(np.zeros(2 * len(layouts)), f"{label} {self.labels[made.node]}")
+        node = self._node(np.zeros(2 * len(layouts)), f"{label} {self.nodes[made.node].name}")
         port = Port(node=node, places=self._shared(np.concatenate([layouts, layouts])))
-        self._edge(made, port, self._taken(port, value, readers), trips=self.sharing.trips(value), held=True)
+        self._edge(made, port, self._taken(port, value, readers), How(trips=self.sharing.trips(value), held=True))
         return port
 
     def _hold(self, value: int) -> None:
@@ -263,9 +261,11 @@ class _Builder:
         """`readers`: all that take the copy; () where others do too. `inside`: of the loop that carries the value."""
         there = self.values if inside else self.finished
         made, places = there.get(value, self.values[value]), self._all(self.graph.values[value].shape)
-        label = f"{'sum' if tied else 'copy'} of {self.labels[made.node]}"
+        label = f"{'sum' if tied else 'copy'} of {self.nodes[made.node].name}"
         port = Port(node=self._node(np.zeros(len(places)), label), places=places)
-        self._edge(made, port, self._taken(port, value, readers), tied=tied, trips=trips)
+        turning = together(self.turnings.get(use) for use in self.uses[value] if not readers or use[0] in readers)
+        how, op = How(tied=tied, trips=trips, turning=turning), self.uses[value][0][0] if turning else -1
+        self._edge(made, port, self._taken(port, value, readers), how, op)
         return port
 
     def _taken(self, port: Port, value: int, readers: Collection[int]) -> Value:
@@ -299,14 +299,19 @@ class _Builder:
         sliced = op.primitive == "scan_slice"
         uncut = op.index in self.totals
         tensor = self.tensors.get(made.node) or self.graph.taken(value, [(op.index, position)])
-        self._edge(made, port, tensor, tied=tied and can_tie, trips=trips, sliced=sliced, cut=cut, uncut=uncut)
+        turning = self.turnings.get((op.index, position))
+        how = How(tied=tied and can_tie, trips=trips, sliced=sliced, cut=cut, uncut=uncut, turning=turning)
+        self._edge(made, port, tensor, how, op.index)
 
-    def _edge(self, tail: Port, head: Port, tensor: Value, **how: Any) -> None:
-        """`how`: fields of `How`."""
+    def _edge(self, tail: Port, head: Port, tensor: Value, how: How, op: int = -1) -> None:
+        """`op`: what computes the copies in a move."""
         if tail.node == head.node:
             return
-        share = self.sharing.start_share(tensor)
-        costs, allowed, moved = self.passing.edge(tail.places, head.places, tensor, How(start_share=share, **how))
+        how = how._replace(start_share=self.sharing.start_share(tensor))
+        costs, allowed, moved = self.passing.edge(tail.places, head.places, tensor, how)
+        if how.settled or how.turning is not None:
+            seconds = self.passing.copying(tail.places, head.places, tensor, how)
+            self.settling.append(Settling(op=op, made=tail.node, kept=head.node, seconds=seconds))
         self.edges.append(Edge(tail=tail.node, head=head.node, costs_s=costs, allowed=allowed))
         self.passages.append(moved)
 
@@ -330,11 +335,8 @@ class _Builder:
             ports[position] = port
             if made is not None:
                 settled = position in inputs_of and self.producers[value] >= 0
-                self._edge(made, port, self.graph.values[value], settled=settled)
-                if settled and made.node != port.node:
-                    seconds = self.passing.settling(made.places, port.places, self.graph.values[value])
-                    op = self.producers[value]
-                    self.settling.append(Settling(op=op, made=made.node, kept=port.node, seconds=seconds))
+                how = How(settled=settled, turning=self.turned_ends.get(value) if settled else None)
+                self._edge(made, port, self.graph.values[value], how, self.producers[value])
         return ports
 
     # -- memory -------------------------------------------------------------------------------------------
@@ -363,14 +365,12 @@ class _Builder:
             elif value in self.returned:
                 start = 0  # the caller's buffer, allocated before the step begins
             producer = self.graph.ops[self.producers[value]]
-            if producer.primitive == "carry_init" and self.producers[value] >= 0:
-                start = producer.index
+            start = producer.index if producer.primitive == "carry_init" and self.producers[value] >= 0 else start
             if value in self.finished:
                 done = self.sharing.loop_after(value)[1] if producer.primitive == "carry_init" else start + 1
                 self.memory.add(port, value, start, done, pending=producer.primitive != "carry_init")
                 start, port = done - 1, self.finished[value]
-            copy = self.copies.get(value)
-            if copy is not None:
+            if (copy := self.copies.get(value)) is not None:
                 others = [needed[o] for o, _ in self.sharing.readers(value) if not self.sharing.shares(value, o)]
                 made_stop = min(max([start + 1, *others]), stop)
                 if producer.primitive == "scan_stack":

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..cost import CostModel
+from ..cost import CostModel, Turning
 from ..ir import Value
 from ..sharding import NONE, UNREDUCED, Moves, reachable
 from .sharing import tied_layouts
@@ -26,6 +26,7 @@ class How(NamedTuple):
       uncut: no part is cut out of what lies whole, see `totals`.
       settled: it takes a donated argument's place.
       start_share: of a sum's start that is its own, see `ir.start_shares`.
+      turning: what the move turns.
     """
 
     trips: float = 1.0
@@ -36,6 +37,7 @@ class How(NamedTuple):
     uncut: bool = False
     settled: bool = False
     start_share: float = 1.0
+    turning: Turning | None = None
 
 
 class Passing:
@@ -48,7 +50,7 @@ class Passing:
     def __init__(self, model: CostModel, shared: Callable[[np.ndarray], np.ndarray]) -> None:
         self.model, self._shared = model, shared
         self._edges: dict[tuple[object, ...], tuple[np.ndarray, np.ndarray | None, Passage]] = {}
-        self._settling: dict[tuple[object, ...], np.ndarray] = {}
+        self._copying: dict[tuple[object, ...], np.ndarray] = {}
         self._moves: dict[tuple[int, int], Moves] = {}
 
     def edge(
@@ -87,16 +89,20 @@ class Passing:
 
         once = self._between(tail, head).price(tensor.bytes, price)
         once = once + self.model.whole_sum_seconds(tail, head, tensor, start_share=how.start_share)
-        if how.settled:
-            once = once + self.settling(tail, head, tensor)
+        once = once + self.copying(tail, head, tensor, how)
         return np.where(allowed, once * (1 + _LATER_DIMENSION * _moved_dimension(tail, head)) * how.trips, 0.0), allowed
 
-    def settling(self, tail: np.ndarray, head: np.ndarray, tensor: Value) -> np.ndarray:
-        """`float64[a, b]`: see `CostModel.settling_seconds`."""
-        key = (id(tail), id(head), tensor.shape, tensor.item_bytes)
-        if key not in self._settling:
-            self._settling[key] = self._shared(self.model.settling_seconds(tail, head, tensor))
-        return self._settling[key]
+    def copying(self, tail: np.ndarray, head: np.ndarray, tensor: Value, how: How) -> np.ndarray:
+        """`float64[a, b]`: the copies in a move, see `CostModel.settling_seconds` and `CostModel.turned_seconds`."""
+        key = (id(tail), id(head), tensor.shape, tensor.item_bytes, how.settled, how.turning)
+        if key not in self._copying:
+            found = np.zeros((len(tail), len(head)))
+            if how.settled:
+                found = found + self.model.settling_seconds(tail, head, tensor)
+            if how.turning is not None:
+                found = found + self.model.turned_seconds(how.turning, tail, head)
+            self._copying[key] = self._shared(found)
+        return self._copying[key]
 
     def _held(
         self, tail: np.ndarray, head: np.ndarray, tensor: Value, how: How

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxplan.cost import CostModel, step_memory, traffic
+from jaxplan.cost import CostModel, step_memory, traffic, turned_bytes, turnings
 from jaxplan.hardware import axis_links, load_profile
 from jaxplan.ir import trace
 from jaxplan.sharding import graph_rules
@@ -78,3 +78,29 @@ def test_scattered_along_it_too_in_slices(shape: tuple[int, int]) -> None:
 
 def test_what_is_summed_whole_is_updated_in_place() -> None:
     assert copies(-2, None, (WIDTH, CLASSES)) == copies(0, None, (WIDTH, CLASSES))
+
+
+def turned(tail: list[int], head: list[int], *, late: bool) -> float:
+    """Bytes of next values that are copied into place because the gradient of a weight, or the weight, is moved."""
+    state = (jax.ShapeDtypeStruct((WIDTH, CLASSES), jnp.float32),) * 2
+    graph = trace(step, (state, jax.ShapeDtypeStruct((64, WIDTH), jnp.float32)), {}, donate_argnums=(0,)).graph
+    reads, ends = turnings(graph, traffic(graph, graph_rules(graph), "gpu").updates)
+    (product,) = (op.results[0] for op in graph.ops if op.primitive == "dot_general" and op.trips == 1)
+    if late:
+        (turning,) = (reads[op.index, i] for op in graph.ops for i, v in enumerate(op.operands) if v == product)
+    else:
+        turning = ends[graph.outputs[0]]
+    return float(turned_bytes(turning, np.array([tail]), np.array([head]), AXES)[0, 0])
+
+
+def test_what_is_copied_into_place_costs_its_bytes() -> None:
+    """Of an MLP's f32[4096, 8192] under data parallelism 94 us each for weight and two moments (H100, jax 0.10.2)."""
+    assert turned([1], [-1], late=True) == 2 * BYTES
+    assert turned([0], [-1], late=True) == 0
+    assert turned([-2], [1], late=True) == BYTES
+    assert turned([1], [1], late=True) == 0
+
+
+def test_a_weight_that_is_gathered_along_its_second_dimension_turns_the_moments_that_are_made_with_it() -> None:
+    assert turned([1], [-1], late=False) == BYTES / 2
+    assert turned([0], [-1], late=False) == 0

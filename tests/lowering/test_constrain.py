@@ -28,3 +28,19 @@ def test_what_is_gathered_is_gathered_as_it_is_made_and_not_what_it_is_made_of()
     compiled = lower_flat(traced, constraints, mesh, (rows, rows), (whole,), donate=()).compile()
     sent = compiled_collectives(compiled.as_text(), AXES)
     assert [(c.kind, c.bytes) for c in sent] == [("all_gather", 64 * 64 * 4)]
+
+
+def test_a_result_is_brought_to_where_it_lies_in_steps() -> None:
+    """Updated in rows over both axes and kept in columns over one, XLA gathered all of it ("involuntary full
+    rematerialization")."""
+    axes = (("data", 4), ("model", 2))
+    traced = trace(lambda w, g: w - jnp.tanh(g), [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 2, {})
+    graph, mesh = traced.graph, jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    rows, columns = np.array([0, 0], np.int8), np.array([1, -1], np.int8)
+    values = dict.fromkeys(range(len(graph.values)), rows)
+    reads = {(op.index, i): rows for op in graph.ops for i in range(len(op.operands))}
+    pins = planned_constraints(graph, values, reads, {}, Orders(axes=axes, chosen={}), (), {0: columns})
+    ends = [Layout(dims=(("data", "model"), ())), Layout(dims=((), ("data",)))]
+    compiled = lower_flat(traced, pins, mesh, (ends[0],) * 2, ends[1:], donate=()).compile()
+    sent = {c.kind: c.bytes for c in compiled_collectives(compiled.as_text(), axes)}
+    assert max(sent.values()) <= 64 * 64 * 4 / 4, sent

@@ -40,7 +40,7 @@ def inserted(made: np.ndarray, read: np.ndarray, axes: MeshAxes) -> list[tuple[s
     mesh = AbstractMesh(tuple(sizes), tuple(names), axis_types=(AxisType.Auto,) * len(axes))
 
     def moved(start: Layout, stop: Layout) -> list[tuple[str, tuple[str, ...], int]]:
-        way = Orders(axes=axes, chosen={}).on_the_way(start, 0, 0, reshard_path(made, read))[:-1]
+        way = Orders(axes=axes, chosen={}).on_the_way(start, ("read", 0, 0), reshard_path(made, read))[:-1]
 
         def step(x: jax.Array) -> jax.Array:
             for layout in (*way, stop):
