@@ -2,9 +2,10 @@
 
 Contraction (contract.py) folds every node that follows another, deletes impossible strategies, drops edges that
 say nothing.  The peaks (peaks.py) leave only the time steps that can bind.  Then, until nothing changes: a
-strategy that another one replaces at no cost and with no more bytes is deleted, and a node of at most two
-neighbours with no say in any peak is minimised out.  The reduced problem has the same optimum, to the rounding
-of float sums, and `lift` turns each of its feasible assignments into one of the original of the same objective.
+strategy that another one replaces at no cost and with no more bytes is deleted, so is one that is over the limit
+however little the other nodes keep, and a node of at most two neighbours with no say in any peak is minimised
+out.  The reduced problem has the same optimum, to the rounding of float sums, and `lift` turns each of its
+feasible assignments into one of the original of the same objective.
 """
 
 from __future__ import annotations
@@ -83,16 +84,19 @@ def reduce(
             if peaks.overflow is not None and not for_peak:
                 reason = f"at time step {peaks.overflow} the least choices already exceed {limit} bytes"
                 return _give_up(problem, graph, reason)
-            if contract_only or not (_dominate(graph, peaks, compared) | _eliminate(graph, peaks)):
+            if contract_only:
+                break
+            if not for_peak and limit is not None and _keep_fitting(graph, peaks, limit):
+                continue
+            if not (_dominate(graph, peaks, compared) | _eliminate(graph, peaks)):
                 break
         else:
             graph.settle()
             peaks = find_peaks(problem, graph, limit)
-    except WipeOut as error:
+    except (WipeOut, _Overfull) as error:
+        why = "forbidden by its edges" if isinstance(error, WipeOut) else f"over {limit} bytes at some time step"
         name = problem.nodes[error.node].name
-        return _give_up(
-            problem, graph, f"every strategy of node {error.node} `{name}` is forbidden by its edges"
-        )
+        return _give_up(problem, graph, f"every strategy of node {error.node} `{name}` is {why}")
     finally:
         graph.matrices.dominance.forget_sizeable()
     kept = tuple(graph.alive())
@@ -144,6 +148,30 @@ def _emit(
         usages=tuple(usages),
         limit_bytes=limit if constant.size else None,
     )
+
+
+class _Overfull(Exception):
+    """Whatever a node chooses, some time step exceeds the limit."""
+
+    def __init__(self, node: int) -> None:
+        super().__init__(node)
+        self.node = node
+
+
+def _keep_fitting(graph: Contraction, peaks: Peaks, limit_bytes: int) -> bool:
+    """Delete each strategy that exceeds the limit at some peak though all other nodes keep the least they can."""
+    changed = False
+    spare = limit_bytes - peaks.constant_bytes
+    for node, usages in peaks.usages.items():
+        fits = np.ones(graph.size(node), dtype=bool)
+        for start, stop, above in usages:
+            fits &= above <= spare[start:stop].min()
+        if not fits.any():
+            raise _Overfull(node)
+        if not fits.all():
+            changed = True
+            graph.keep(node, np.flatnonzero(fits))
+    return changed
 
 
 _Compared = dict[int, tuple[Floats, list[int], Sequence[tuple[int, int, Ints]]]]

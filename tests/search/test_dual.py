@@ -15,7 +15,7 @@ from tests.search.problems import grid, random_problem
 
 def test_the_bound_never_exceeds_the_optimum_and_the_core_keeps_it() -> None:
     priced = 0
-    for seed in range(300):
+    for seed in range(450):
         problem = random_problem(seed)
         reduction = reduce(problem)
         optimum = exhaustive(problem)

@@ -99,3 +99,31 @@ def test_an_overflow_names_the_time_step_and_the_limit() -> None:
         limit_bytes=6,
     )
     assert reduce(problem).infeasible == "at time step 3 the least choices already exceed 6 bytes"
+
+
+def _beside(*, first: list[int], second: list[int], other: list[int]) -> StrategyProblem:
+    """A node with bytes at two time steps, beside another at both, within ten bytes."""
+    dear_first = np.arange(3, 0, -1, dtype=float)
+    return StrategyProblem(
+        nodes=(Node(name="a", costs_s=dear_first), Node(name="b", costs_s=dear_first[: len(other)])),
+        usages=(
+            Usage(node=0, start=0, stop=1, bytes=np.array(first, dtype=np.int64)),
+            Usage(node=0, start=1, stop=2, bytes=np.array(second, dtype=np.int64)),
+            Usage(node=1, start=0, stop=2, bytes=np.array(other, dtype=np.int64)),
+        ),
+        limit_bytes=10,
+    )
+
+
+def test_what_is_over_the_limit_beside_the_least_of_others_is_gone() -> None:
+    # b keeps 4 at least, so that the cheapest of a, of 7 bytes, never fits
+    problem = _beside(first=[1, 5, 7], second=[0, 1, 1], other=[4, 6])
+    reduction = reduce(problem)
+    assert max(node.costs_s.size for node in reduction.problem.nodes) == 2
+    assert exhaustive(reduction.problem).objective_s == exhaustive(problem).objective_s == 5.0
+
+
+def test_a_node_whose_strategies_are_all_too_large_is_named() -> None:
+    assert "every strategy of node 0 `a` is over 10 bytes" in reduce(
+        _beside(first=[0, 9, 9], second=[9, 0, 9], other=[4, 6])
+    ).infeasible
