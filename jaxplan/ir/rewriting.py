@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from .._jax import Literal, as_closed
-from .flatten import SEEN_THROUGH
+from .flatten import SEEN_THROUGH, call_of
 
 _WALKED = frozenset({*SEEN_THROUGH, "scan", "while", "cond"})
 """Primitives whose jaxprs are looked into: calls, loops and branches."""
@@ -86,3 +87,41 @@ def put_together(
         reads.update(v for v in eqn.invars if not isinstance(v, Literal))
         left.append(eqn)
     return left[::-1]
+
+
+def without_calls(equations: list[Any], results: Sequence[Any], parts: Collection[str]) -> list[Any]:
+    """Equations with calls of nothing but `parts` replaced by what is in them."""
+    known: dict[Any, Any] = {}
+
+    def now(atoms: Iterable[Any]) -> list[Any]:
+        return [atom if isinstance(atom, Literal) else known.get(atom, atom) for atom in atoms]
+
+    opened: list[Any] = []
+    for eqn in equations:
+        read = now(eqn.invars)
+        called = call_of(eqn) if eqn.primitive.name in ("jit", "pjit") else None
+        body = None if called is None or called.consts else called.jaxpr
+        made = set() if body is None else {v for inner in body.eqns for v in inner.outvars}
+        handed_on = [] if body is None else [(v, out) for v, out in zip(body.outvars, eqn.outvars, strict=True)]
+        own = [v for v, _ in handed_on if not isinstance(v, Literal) and v in made]
+        if (
+            body is None
+            or any(inner.primitive.name not in parts for inner in body.eqns)
+            or len(own) != len(set(own))
+            or any(out in results for v, out in handed_on if isinstance(v, Literal) or v not in made)
+        ):
+            as_it_was = all(a is b for a, b in zip(read, eqn.invars, strict=True))
+            opened.append(eqn if as_it_was else eqn.replace(invars=read))
+            continue
+        known.update(zip(body.invars, read, strict=True))
+        for v in made:  # the same body is called elsewhere too
+            known[v] = copy.copy(v)
+        for v, out in handed_on:
+            if v in own:
+                known[v] = out
+            else:
+                known[out] = now([v])[0]
+        for inner in body.eqns:  # a body that is called elsewhere too says the line of its first call
+            said = eqn.source_info
+            opened.append(inner.replace(invars=now(inner.invars), outvars=now(inner.outvars), source_info=said))
+    return opened

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,8 +19,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from .._jax import Literal
-from .flatten import call_of
-from .rewriting import Makers, put_together
+from .rewriting import Makers, put_together, without_calls
 from .rolls import roll_p
 
 shift_p = Primitive("shift")
@@ -63,47 +62,9 @@ class _Ends(NamedTuple):
 
 def shifted(equations: list[Any], results: Sequence[Any]) -> list[Any]:
     """Equations with `shift_p` in the place of slices and pads, or slices and constants in a row, that shift."""
-    opened = _cut_first(_without_calls(equations, results), results)
+    opened = _cut_first(without_calls(equations, results, _PARTS), results)
     found = put_together(opened, results, _PARTS, _shifting)
     return equations if found is None else found
-
-
-def _without_calls(equations: list[Any], results: Sequence[Any]) -> list[Any]:
-    """Equations with calls of nothing but `_PARTS` replaced by what is in them."""
-    known: dict[Any, Any] = {}
-
-    def now(atoms: Iterable[Any]) -> list[Any]:
-        return [atom if isinstance(atom, Literal) else known.get(atom, atom) for atom in atoms]
-
-    opened: list[Any] = []
-    for eqn in equations:
-        read = now(eqn.invars)
-        called = call_of(eqn) if eqn.primitive.name in ("jit", "pjit") else None
-        body = None if called is None or called.consts else called.jaxpr
-        made = set() if body is None else {v for inner in body.eqns for v in inner.outvars}
-        handed_on = [] if body is None else [(v, out) for v, out in zip(body.outvars, eqn.outvars, strict=True)]
-        own = [v for v, _ in handed_on if not isinstance(v, Literal) and v in made]
-        if (
-            body is None
-            or not _PARTS.issuperset(inner.primitive.name for inner in body.eqns)
-            or len(own) != len(set(own))
-            or any(out in results for v, out in handed_on if isinstance(v, Literal) or v not in made)
-        ):
-            as_it_was = all(a is b for a, b in zip(read, eqn.invars, strict=True))
-            opened.append(eqn if as_it_was else eqn.replace(invars=read))
-            continue
-        known.update(zip(body.invars, read, strict=True))
-        for v in made:  # the same body is called elsewhere too
-            known[v] = copy.copy(v)
-        for v, out in handed_on:
-            if v in own:
-                known[v] = out
-            else:
-                known[out] = now([v])[0]
-        for inner in body.eqns:  # a body that is called elsewhere too says the line of its first call
-            said = eqn.source_info
-            opened.append(inner.replace(invars=now(inner.invars), outvars=now(inner.outvars), source_info=said))
-    return opened
 
 
 def _cut_first(equations: list[Any], results: Sequence[Any]) -> list[Any]:

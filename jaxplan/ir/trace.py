@@ -25,6 +25,7 @@ from .rolls import rolled
 from .shifts import shifted
 from .third_party import seen_into
 from .unit_sums import without_unit_sums
+from .whole_fields import of_whole_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +172,7 @@ def _trace(
     jaxpr = without_dead_code(jaxpr)
     if platform is not None:
         jaxpr = seen_into(jaxpr, ruled, platform)
-    jaxpr = rewritten(jaxpr, (put_one_by_one, exchanged, without_unit_sums, rolled, shifted))
+    jaxpr = rewritten(jaxpr, (put_one_by_one, exchanged, without_unit_sums, rolled, shifted, of_whole_fields))
     static = positions_of(static_argnums, len(args))
     dynamic_args = tuple(a for i, a in enumerate(args) if i not in static)
     dynamic_kwargs = {k: v for k, v in sorted(kwargs.items()) if k not in static_argnames}
