@@ -30,6 +30,7 @@ from .masks import is_dear, is_mask, padded_for_products, read_by_expansions, re
 from .on_chip import Resident, residents
 from .outermost import outside_tiles
 from .residency import (
+    VIEWS,
     Flow,
     SecondStack,
     late_products,
@@ -261,8 +262,9 @@ class _Kernels:
             if len(fresh) != 1:
                 return
             value = fresh.pop()
-            yield value
             op = self.graph.ops[self.producers[value]]
+            if op.primitive not in VIEWS:  # else what it is a view of is as good, and may be stored anyway
+                yield value
 
     def _from_operands(self, op: Op, value: int) -> Mapping[int, float] | None:
         if op.primitive == "scan_slice":
