@@ -263,8 +263,7 @@ class _Kernels:
                 return
             value = fresh.pop()
             op = self.graph.ops[self.producers[value]]
-            if op.primitive not in VIEWS:  # else what it is a view of is as good, and may be stored anyway
-                yield value
+            yield from () if op.primitive in VIEWS else (value,)  # what that is a view of is as good
 
     def _from_operands(self, op: Op, value: int) -> Mapping[int, float] | None:
         if op.primitive == "scan_slice":
@@ -393,9 +392,8 @@ class _Kernels:
 
     def _at_hand(self, value: int, op: Op) -> bool:
         """Whether the kernel that `op` is part of makes `value` itself."""
-        if not self._here(value, op) or self._buffer(value):
-            return False
-        return self.op_level[self.producers[value]] == self.op_level[op.index]
+        here = self._here(value, op) and not self._buffer(value)
+        return here and self.op_level[self.producers[value]] == self.op_level[op.index]
 
     def _buffer(self, value: int) -> bool:
         made = self.producers[value]

@@ -92,6 +92,7 @@ def simulate_memory(
     spread: Sequence[Spread] = (),
     squares: Sequence[Squares] = (),
     beside: Sequence[tuple[int, int, int]] = (),
+    listed: Mapping[int, int] | None = None,
 ) -> MemoryProfile:
     """The live sets of `graph`.
 
@@ -100,7 +101,7 @@ def simulate_memory(
         second_stacks: loops' stacks that are there twice; fills: what is filled together; times: when each operation
         runs; see `Traffic`.
       op_scratch: bytes that operations need beside their results while they run, see `split_k` and `pooling`.
-      beside: (start, stop, bytes) of what else is copied.
+      beside: (start, stop, bytes) of what else is copied; listed: values whose copies are read: from when on.
       waited: values that wait behind a loop: until when, and the share of their bytes that they wait in.
       platform: "tpu", "gpu" or "cpu", see `device_bytes`; whole_sums: see `CostModel.whole_sums`;
         images, over, copied_images, tables, spread, squares: see `Traffic`.
@@ -196,7 +197,7 @@ def simulate_memory(
     returned = set(graph.outputs)
     carried = {op.operands[0] for op in graph.ops if op.primitive == "carry_next"}
     products = sorted(when[op.index] for op in graph.ops if op.primitive in PRODUCTS)
-    given_up = _given_up(over or {}, intervals, values, local)
+    given_up = {**_given_up(over or {}, intervals, values, local), **(listed or {})}
     for value, row in values.items():
         pending = UNREDUCED in row.tolist()
         if value in inputs or not (stored[value] or pending):

@@ -20,6 +20,7 @@ from .model import CostModel
 from .pooling import pooling_scratch
 from .rings import ring_operands
 from .split_k import split_scratch
+from .tables import ListCopy, list_copies
 from .tiles import device_bytes
 from .turned import turned_updates
 
@@ -54,9 +55,12 @@ def step_memory(
     for op, size in apart_scratch(graph, axes, crossing.apart, reads).items():
         scratch[op] = scratch.get(op, 0) + size
     beside = [*(moved.copies if moved else ()), *_handed_over(graph, axes, crossing.invariants, values)]
+    lists: Sequence[ListCopy] = ()
     beside += turned_updates(graph, axes, crossing.updates, times, values, reads)
     if model.profile.kind == "tpu":
         beside += ring_operands(graph, axes, stored, crossing.producers, times, values, reads)
+        lists = [*list_copies(graph, axes, values, reads, times, model.profile.on_chip_bytes or 0)]
+        beside += [(one.start, one.stop, one.size) for one in lists]
     for wide in crossing.wide:
         if (row := reads.get((wide.gather, 0))) is not None:
             tensor = graph.values[graph.ops[wide.gather].operands[0]]
@@ -69,7 +73,7 @@ def step_memory(
         images=crossing.images, rows=crossing.rows, over=crossing.over, waited=waited, outputs=outputs,
         copied_images=crossing.copied_images, tables=crossing.tables, spread=crossing.spread, squares=crossing.squares,
         platform=model.profile.kind, whole_sums=model.whole_sums,
-        lives=lives, beside=beside,
+        lives=lives, beside=beside, listed={one.value: one.stop - 1 for one in lists if one.given_up},
     )  # fmt: skip
 
 

@@ -121,7 +121,7 @@ def tiled_in_rows(graph: Graph) -> dict[int, Tiling]:
             if value in ends or (tiling == "table" and before is not None):
                 continue
             if isinstance(before, RowsOf) and isinstance(tiling, RowsOf):
-                tiling = RowsOf((*before.tables, *tiling.tables))
+                tiling = RowsOf((*before.tables, *tiling.tables), before.listed or tiling.listed)
             found[value] = tiling
     return found
 
@@ -136,7 +136,9 @@ def tiled_as_read(
             row = reads.get((op.index, 0))
             if isinstance(tiling, RowsOf) and isinstance(rows.get(value), RowsOf) and row is not None:
                 kept = lies_in_rows(graph.values[op.operands[0]], row, axes)
-                found[value] = "rows" if kept or found.get(value) == "rows" else "any"
+                rank = len(graph.values[value].shape)
+                otherwise: Tiling = frozenset((rank - 2, rank - 1)) if tiling.listed else "any"
+                found[value] = "rows" if kept or found.get(value) == "rows" else otherwise
     return found
 
 
@@ -192,4 +194,49 @@ def _rows_of(op: Op, graph: Graph) -> list[tuple[int, Tiling]]:
     if len(graph.values[rows].shape) - 1 not in windows:
         return []
     tables = [op.operands[0]] if op.primitive == "gather" else [op.operands[0], *op.results]
-    return [(rows, RowsOf((graph.values[op.operands[0]],))), *((table, "table") for table in tables)]
+    places = [size for d, size in enumerate(graph.values[rows].shape) if d not in windows and size > 1]
+    listed = RowsOf((graph.values[op.operands[0]],), len(places) > 1)
+    return [(rows, listed), *((table, "table") for table in tables)]
+
+
+class ListCopy(NamedTuple):
+    """Rows of several dimensions that are copied into one list of them, or out of it, in `size` bytes.
+
+    Attributes:
+      value: the rows; start, stop: when the list is there; given_up: what was copied is not needed from `stop` - 1 on.
+    """
+
+    value: int
+    start: int
+    stop: int
+    size: int
+    given_up: bool
+
+
+def list_copies(
+    graph: Graph,
+    axes: MeshAxes,
+    values: Mapping[int, np.ndarray],
+    reads: Mapping[tuple[int, int], np.ndarray],
+    when: Sequence[int],
+    room: int,
+) -> Iterator[ListCopy]:
+    """The lists whose table does not lie in rows: they lie as it does, what is read of them in rows.
+
+    Args:
+      room: bytes of the vector memory; smaller lists are in there.
+    """
+    uses = graph.uses()
+    for op in graph.ops:
+        for value, tiling in _rows_of(op, graph)[:1]:
+            gathered = op.primitive == "gather"
+            row, table = values.get(value) if gathered else reads.get((op.index, 2)), reads.get((op.index, 0))
+            if not (isinstance(tiling, RowsOf) and tiling.listed) or row is None or table is None:
+                continue
+            if lies_in_rows(graph.values[op.operands[0]], table, axes):
+                continue
+            tensor, dims = graph.values[value], frozenset(len(graph.values[value].shape) - d for d in (1, 2))
+            size = int(device_bytes(tensor, row[None], axes, "gpu")[0])
+            if size < int(device_bytes(tensor, row[None], axes, "tpu", dims)[0]):
+                start, alone = when[op.index] - (not gathered), not gathered and len(uses[value]) == 1
+                yield ListCopy(value, max(start, 0), when[op.index] + 1, size * (size > room), alone)

@@ -5,7 +5,8 @@ openxla.org/xla/tiled_layout) and chooses which dimensions those are. The choice
 what is gathered and scattered in whole rows: those lie with the elements of a row side by side, as many lanes as that
 fills. So do the tables that rows are gathered from and added to, where that pads them little or leaves them small
 (tables and rows of 2 to 64 columns compiled for v5e, jax 0.10.2, libtpu 0.0.42.1), and rows lie as their table does:
-f32[123718656, 16] of a graph's 2,449,408 nodes takes 7.9 GB, not 63; a piece of one column is no row and pads least (a
+f32[123718656, 16] of a graph's 2,449,408 nodes takes 7.9 GB, not 63; bags of 8 of 32 columns do not, f32[32768, 8, 32]
+from f32[1000000, 32] takes 134 MB and not 34, but those of 32768 do; a piece of one column is no row and pads least (a
 graph attention network whose heads are cut). The result of an all_gather lies with the gathered
 dimension outermost, the others in order: 12 heads of 64 columns in tiles of 16 x 128, 2.7 times their bytes (T5's new
 parameters, gathered for the next step, and those of a GPT block).  Of several dimensions at once the pieces lie one
@@ -26,9 +27,14 @@ from ..sharding import UNREDUCED, MeshAxes, pieces
 
 @dataclass(frozen=True)
 class RowsOf:
-    """Rows that are taken from tables, or added to them: in tiles of the last dimensions where one of the tables is."""
+    """Rows that are taken from tables, or added to them: in tiles of the last dimensions where one of the tables is.
+
+    Where `listed`, they are one list of rows of several dimensions: else in the tiles of their last dimensions that pad
+    least, for the list is in order only so.
+    """
 
     tables: tuple[Value, ...]
+    listed: bool = False
 
 
 Tiling = Literal["any", "rows", "table"] | RowsOf | tuple[int, int] | frozenset[int]
@@ -82,6 +88,8 @@ def device_bytes(
                 others = np.full_like(columns, math.prod(table.shape[:-1]))
                 bytes_ = table.item_bytes * (others * columns)[:, 0]
                 kept |= _kept_in_rows(padding(np.concatenate([others, columns], axis=1)), bytes_)
+            if tiling.listed:
+                least = np.minimum(waste[:, rank - 1, rank - 2], waste[:, rank - 2, rank - 1])
         least = np.where(kept, in_rows, least)
     return np.asarray(np.ceil(whole * least), np.int64)
 
