@@ -274,8 +274,7 @@ class _Kernels:
         leaves: dict[int, float] = {}
         for operand in op.operands:
             if not self.source[operand]:
-                found = self.leaves[operand]
-                if found is None:
+                if (found := self.leaves[operand]) is None:
                     return None
                 leaves.update(found)
         if op.primitive == "gather" and op.operands[0] in leaves:  # no more of a table is read than is gathered
@@ -295,8 +294,7 @@ class _Kernels:
         """See `Traffic`."""
         # a loop's next carry is written into the carry's buffer
         carried = {op.operands[0] for op in self.graph.ops if op.primitive == "carry_next"}
-        runs = self._runs(carried)
-        seen: set[tuple[int, int, int]] = set()
+        runs, seen = self._runs(carried), set[tuple[int, int, int]]()
         reads: list[tuple[float, ...]] = []
         writes: list[tuple[float, ...]] = []
         flow = Flow(
@@ -305,7 +303,7 @@ class _Kernels:
         )  # fmt: skip
         times, tpu, gpu = self._times(flow), self.platform == "tpu", self.platform == "gpu"
         again = written_again(flow) if gpu else set()
-        images = image_lanes(self.graph, self.rules) if tpu else {}
+        images, tables = (image_lanes(self.graph, self.rules), row_updates(self.graph, self.rules)) if tpu else ({}, ())
         for op in self.graph.ops:
             if op.primitive in ("scan_slice", "scan_stack"):
                 moved = stack_traffic(flow, op, self.platform, self.leaves, self.product_operands, again)
@@ -316,6 +314,7 @@ class _Kernels:
             kept = [self.kinds[op.index] != "edge" and (self.stored[v] or v in carried) for v in op.results]
             made = [written_by(op, v, self.written) for v in op.results]
             writes.append(tuple([self.bytes[v] * self.share[v] * w for v, w in zip(made, kept, strict=True)]))
+        vector = vector_kernels(flow, reads, writes, self._at_hand, self.op_level, tables) if tpu else ()
         turned = reordered(flow) if gpu else {}
         apart = {**made_apart(flow, self.cheap), **turned} if gpu else {}
         elsewhere, spanned = {*apart, *self.written.shared, *self.onto}, self.written.spanned
@@ -336,14 +335,14 @@ class _Kernels:
             images=images,
             rows={**outside_tiles(flow), **spanned, **tiled_in_rows(self.graph), **lanes_left(flow)} if tpu else {},
             copied_images=copied_reads(self.graph, self.rules, self.stored, self.producers) if tpu else (),
-            tables=row_updates(self.graph, self.rules) if tpu else (),
+            tables=tables,
             spread=spread_reads(self.graph, images) if images else (),
             squares=shared_squares(flow, self.stored) if tpu else (),
             wide=wide_copies(self.graph, self.producers) if tpu else (),
             apart=apart,
             updates=updates_of(flow) if gpu else (),
             reordered={product: value for value, products in turned.items() for product in products},
-            kernels=vector_kernels(flow, reads, writes, self._at_hand, self.op_level) if tpu else (None,) * len(reads),
+            kernels=vector or (None,) * len(reads),
             starts=kernel_starts(flow, writes, self._at_hand, self.op_level) if gpu else (),
             producers=tuple(self.producers),
             times=times,

@@ -24,6 +24,7 @@ from .fusion import Traffic
 from .kinds import LOOP_EDGES, fused
 from .on_chip import Resident
 from .split_k import local_product, part_bytes
+from .tables import table_bytes
 from .tiles import gathered_bytes, tiles_of_rows
 from .turned import Turning, turned_bytes
 from .vector_kernels import VectorKernel, vector_product
@@ -175,14 +176,15 @@ class CostModel:
         for v5e and H100, jax 0.10.2).
         """
         twice = 2 * gathered_bytes(tensor, tail, head, self.axes, self.profile.kind)
-        seconds = self.memory_seconds(twice)
+        seconds = self.copy_seconds(twice)
         if self.profile.tile_s is None:
             return seconds
         return np.maximum(seconds, twice / 2 / tensor.item_bytes / _TILE * self.profile.tile_s)
 
     def turned_seconds(self, turning: Turning, tail: np.ndarray, head: np.ndarray) -> np.ndarray:
         """`float64[a, b]`: what it costs to copy new values into place that a move had made in another order."""
-        return self.memory_seconds(2 * turned_bytes(turning, tail, head, self.axes))
+        every = turned_bytes(turning, tail, head, self.axes)
+        return np.asarray(sum(self.copy_seconds(2 * one) for one in every))
 
     def op_seconds(
         self, op: Op, rule: Rule, options: Strategies, graph: Graph, crossing: Traffic
@@ -208,6 +210,10 @@ class CostModel:
             size = graph.values[op.operands[halo.operand]].bytes
             local_bytes += np.where(cut, 2 * size / pieces(options.operands[halo.operand], self.axes), 0.0)
         start_s = self.profile.op_overhead_s * (crossing.starts[op.index] if crossing.starts else 0.0)
+        kernel = crossing.kernels[op.index]
+        if kernel is not None and kernel.places:  # kernels of their own bring it into rows, and back
+            for value, places in zip(op.results, options.results, strict=True):
+                local_bytes += table_bytes(graph.values[value], places, self.axes, kernel.updates)[1]
         if op.primitive in LOOP_EDGES:
             return np.maximum(self.memory_seconds(local_bytes), start_s)
         if fused(op, rule):
@@ -275,10 +281,14 @@ class CostModel:
             local = resident.transferred(local, parts, self.profile.on_chip_bytes)
         if kernel is None or self.profile.tile_s is None:
             return local
+        if kernel.updates and len(tensor.shape) > 1:
+            local = local * table_bytes(tensor, places, self.axes, kernel.updates)[0]
         # what is computed of a narrower type is read in that one, element by element
         tiles = min(size_bytes, tensor.bytes / tensor.item_bytes) / parts / _TILE
         if kernel.in_rows:
-            tiles = tiles * tiles_of_rows(tensor, places, self.axes)
+            rows = tiles_of_rows(tensor, places, self.axes)
+            # only what is no whole tile takes the vector unit longer to fill than memory
+            tiles = tiles * (rows * (rows > 1) if kernel.fills else rows)
         return np.maximum(local, tiles * self.profile.tile_s / kernel.arrays / self.memory_seconds(np.ones(())))
 
     def part_bytes(self, op: Op, options: Strategies, graph: Graph, crossing: Traffic) -> np.ndarray:
@@ -329,6 +339,10 @@ class CostModel:
     def memory_seconds(self, local_bytes: np.ndarray) -> np.ndarray:
         """Seconds to read or write that much of one device's memory, of its shape."""
         return np.asarray(local_bytes / (self.profile.hbm_bytes_per_s * self.profile.hbm_efficiency))
+
+    def copy_seconds(self, local_bytes: np.ndarray) -> np.ndarray:
+        """Seconds of a kernel that reads and writes that much in all, of its shape; nothing where there is nothing."""
+        return np.where(local_bytes > 0, np.maximum(self.memory_seconds(local_bytes), self.profile.op_overhead_s), 0.0)
 
     def _dims(
         self, rule: Rule, options: Strategies, elements: int

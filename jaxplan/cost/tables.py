@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..ir import Graph, Op, settled_values
-from ..sharding import MeshAxes, Rule
+from ..ir import Graph, Op, Value, settled_values
+from ..sharding import MeshAxes, Rule, pieces
 from .tiles import RowsOf, Tiling, device_bytes, lies_in_rows
 
 _PADDED, _FEW = 1.5, 2
@@ -52,6 +52,22 @@ def row_updates(graph: Graph, rules: Sequence[Rule]) -> tuple[RowUpdate, ...]:
         if updated:
             found.append(RowUpdate(gradient, updated))
     return tuple(found)
+
+
+def table_bytes(
+    tensor: Value, places: np.ndarray, axes: MeshAxes, updates: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """`float64[n]` twice: how many times a tensor's bytes the kernel moves that updates it, and the bytes, as they lie,
+    that are copied into rows and back for it, or a gradient into columns, for each of the `updates` of one table.
+
+    See the module for when which is done; of what needs no copy nothing.
+    """
+    whole = np.maximum(tensor.bytes / pieces(places, axes), 1.0)
+    padded = device_bytes(tensor, places, axes, "tpu", "table")
+    waste = padded / np.maximum(device_bytes(tensor, places, axes, "tpu"), 1.0)
+    in_columns = (waste > _PADDED) & (updates > _FEW)
+    copied = np.where(waste > 1, padded + whole, 0.0)
+    return np.where(in_columns, 1.0, waste), np.where(in_columns, copied / updates, 2 * copied)
 
 
 class TableCopy(NamedTuple):

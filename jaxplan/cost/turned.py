@@ -81,14 +81,14 @@ class Turning(NamedTuple):
     late: bool
 
 
-def turned_bytes(turning: Turning, tail: np.ndarray, head: np.ndarray, axes: MeshAxes) -> np.ndarray:
-    """`float64[a, b]`: bytes of the new values that are copied into their arguments' buffers, having been made in
-    buffers of their own.
+def turned_bytes(turning: Turning, tail: np.ndarray, head: np.ndarray, axes: MeshAxes) -> Iterator[np.ndarray]:
+    """`float64[a, b]` for each update: bytes that are copied into its argument's buffer, having been made in a buffer
+    of their own.
 
     Args:
       tail, head: place arrays, before and after the move.
     """
-    found, sizes = np.zeros((len(tail), len(head))), np.array([size for _, size in axes])
+    sizes = np.array([size for _, size in axes])
     made, wanted = tail[:, None, :], head[None, :, :]
     moved = (made != wanted) & (sizes > 1)
     gathered = np.where(moved & (made >= 0) & (wanted == NONE), made, -1).max(axis=2)
@@ -98,12 +98,12 @@ def turned_bytes(turning: Turning, tail: np.ndarray, head: np.ndarray, axes: Mes
         rows = head if turning.late else tail
         places = np.where(rows >= 0, np.array([*order, NONE])[rows], rows)
         local = local_sizes(shape, places, axes)
-        copied = size / pieces(places, axes)
+        copied, found = size / pieces(places, axes), np.zeros(last.shape)
         for dim in set(last[last >= 0].tolist()):
             lies = np.array([order[d] for d in (dim, *(d for d in range(len(order)) if d != dim))])
             turned = _out_of_order(local, lies) * copied
             found += np.where(last == dim, turned if turning.late else turned[:, None], 0.0)
-    return found
+        yield found
 
 
 def _out_of_order(local: np.ndarray, lies: np.ndarray) -> np.ndarray:

@@ -17,6 +17,7 @@ from ..ir import Op
 from ..sharding import Rule
 from .joined import joined
 from .residency import Flow
+from .tables import RowUpdate
 
 
 class VectorKernel(NamedTuple):
@@ -26,10 +27,15 @@ class VectorKernel(NamedTuple):
       arrays: how many it reads from memory and writes to it.
       in_rows: whether one of them is an argument or a result of the step, or a loop's slice of one: the kernel then
         goes along in row-major order.
+      updates: of a table's update, the tensors that are updated together, see `tables`; else 0.
+      places: whether the operation makes one of them; fills: whether it makes the zeros that rows are added to.
     """
 
     arrays: int
     in_rows: bool
+    updates: int = 0
+    places: bool = False
+    fills: bool = False
 
 
 def vector_kernels(
@@ -38,13 +44,14 @@ def vector_kernels(
     writes: Sequence[Sequence[float]],
     at_hand: Callable[[int, Op], bool],
     levels: Sequence[int],
+    tables: Sequence[RowUpdate],
 ) -> tuple[VectorKernel | None, ...]:
     """By operation; None for what can't be fused and for products with what joins their kernels, but for what then
     reads arguments: a gradient is summed over devices before the optimizer's kernel takes it.
 
     Args:
       reads, writes: bytes, see `fusion.Traffic`.
-      at_hand, levels: see `joined`.
+      at_hand, levels: see `joined`; tables: see `row_updates`.
     """
     graph = flow.graph
     shapes = [tensor.shape for tensor in graph.values]
@@ -66,11 +73,19 @@ def vector_kernels(
             if len(shapes[value]) > 1 and _outermost(flow, value) in outside:
                 along.add(kernel)
 
+    filled = {flow.producers[table.gradient] for table in tables}
+    filled = {op for op in filled if flow.source[graph.ops[op].operands[0]]}
+    updated = {v: len(table.updated) for table in tables for _, v in table.updated}
+    of_kernel = {kernels.find(flow.producers[v]): count for v, count in updated.items()}
+
     def found(op: Op) -> VectorKernel | None:
         kernel = kernels.find(op.index)
+        if op.index in filled:
+            return VectorKernel(1, True, fills=True)
         if flow.kinds[op.index] == "heavy" or not arrays[kernel] or (kernel in closed and kernel not in along):
             return None
-        return VectorKernel(arrays[kernel], kernel in along)
+        places = not updated.keys().isdisjoint(op.results)
+        return VectorKernel(arrays[kernel], kernel in along, of_kernel.get(kernel, 0), places)
 
     return tuple(map(found, graph.ops))
 

@@ -90,7 +90,7 @@ def turned(tail: list[int], head: list[int], *, late: bool) -> float:
         (turning,) = (reads[op.index, i] for op in graph.ops for i, v in enumerate(op.operands) if v == product)
     else:
         turning = ends[graph.outputs[0]]
-    return float(turned_bytes(turning, np.array([tail]), np.array([head]), AXES)[0, 0])
+    return sum(float(one[0, 0]) for one in turned_bytes(turning, np.array([tail]), np.array([head]), AXES))
 
 
 def test_what_is_copied_into_place_costs_its_bytes() -> None:
