@@ -13,6 +13,11 @@ from collections.abc import Sequence
 from .accumulate import SUMS
 from .graph import Graph
 
+_TOTALS = frozenset(
+    {"dot_general", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum"}
+)
+"""What may make one number of a tensor."""
+
 _Body = tuple[tuple[int, int], ...]
 """(start, stop) of the loops around an operation, outer first."""
 
@@ -46,16 +51,18 @@ def start_shares(graph: Graph, products: Sequence[bool], sums: Sequence[bool]) -
 
 
 def total_shares(graph: Graph) -> dict[int, float]:
-    """Of every number that is added up from several, and of these: one over the count of the parts.
+    """Of every number that is added up, from several or from a tensor, and of these: its share of a start.
 
     The sums over devices of a total's parts, such as the squares that make a norm, start together: if each is summed
     before they are added, they come to one start.  Added before they are summed, they come to less: up to a start of
     the step is not counted then, lest what a layer's parts cost depend on how many layers stand before it, and equal
-    layers be none.
+    layers be none.  Totals of which neither waits for the other start together too, as the norms of all weights in
+    LAMB, or whether each gradient is finite: compilers make one collective of them.
     """
     producers, uses = graph.producers(), graph.uses()
     bodies = graph.loops_around()
     adds = {op.results[0] for op in graph.ops if op.primitive in SUMS and not graph.values[op.results[0]].shape}
+    depth, numbers = _waited_for(graph, producers, bodies)
 
     def added(value: int) -> list[int]:
         """What a number is added up from: not of a loop's other iterations, nor what others read too."""
@@ -70,11 +77,33 @@ def total_shares(graph: Graph) -> dict[int, float]:
         for value in adds.intersection(op.results):
             parts[value] = sum(parts.get(v, 1) for v in added(value))
     found: dict[int, float] = {}
-    for value in sorted(adds, key=lambda value: -producers[value]):
-        share = found.setdefault(value, 1.0 / max(parts[value], 1))
-        for v in added(value):
-            found[v] = share
-    return found
+    total: dict[int, int] = {}
+    for value in sorted(adds | numbers, key=lambda value: -producers[value]):
+        share = found.setdefault(value, 1.0 / max(parts.get(value, 1), 1))
+        total.setdefault(value, value)
+        for v in added(value) if value in adds else ():
+            found[v], total[v] = share, total[value]
+    level: dict[int, int] = {}
+    for value in numbers:
+        level[total[value]] = max(level.get(total[value], 0), depth[value])
+    together = Counter((bodies[producers[one]], waits) for one, waits in level.items())
+    return {
+        value: share / together.get((bodies[producers[total[value]]], level.get(total[value], 0)), 1)
+        for value, share in found.items()
+    }
+
+
+def _waited_for(graph: Graph, producers: Sequence[int], bodies: Sequence[_Body]) -> tuple[list[int], set[int]]:
+    """How many sums to one number a value waits for, one after the other, in its body; and these numbers."""
+    depth, numbers = [0] * len(graph.values), set[int]()
+    for op in graph.ops:
+        before = [depth[v] for v in op.operands if producers[v] >= 0 and bodies[producers[v]] == bodies[op.index]]
+        number = op.primitive in _TOTALS and any(graph.values[v].shape for v in op.operands)
+        for value in op.results:
+            counts = number and not graph.values[value].shape
+            depth[value] = max(before, default=0) + counts
+            numbers.update((value,) * counts)
+    return depth, numbers
 
 
 def _twins(

@@ -98,8 +98,8 @@ def test_whichever_parts_of_a_total_are_summed_they_share_one_start() -> None:
     shares = total_shares(graph)
     sums = [op.results[0] for op in graph.ops if op.primitive == "reduce_sum"]
     adds = [op.results[0] for op in graph.ops if op.primitive == "add"]
-    assert [shares.get(v) for v in sums] == [0.25, 0.25, 0.25, 0.25, None]  # the last is no part of any
-    assert [shares[v] for v in adds] == [0.25] * 4  # Python's `sum` begins with zero
+    assert [shares[v] for v in sums] == [0.125, 0.125, 0.125, 0.125, 0.5]  # the last is a total beside the norm
+    assert [shares[v] for v in adds] == [0.125] * 4  # Python's `sum` begins with zero
 
 
 def test_a_number_that_others_read_is_a_total_of_its_own() -> None:
@@ -110,5 +110,17 @@ def test_a_number_that_others_read_is_a_total_of_its_own() -> None:
     graph = graph_of(step, SQUARE, SQUARE, SQUARE)
     shares = total_shares(graph)
     first, second = (op.results[0] for op in graph.ops if op.primitive == "add")
-    assert (shares[first], shares[second]) == (0.5, 1.0)
-    assert [shares[op.results[0]] for op in graph.ops if op.primitive == "reduce_sum"] == [0.5, 0.5, 1.0]
+    assert (shares[first], shares[second]) == (0.25, 0.5)
+    assert [shares[op.results[0]] for op in graph.ops if op.primitive == "reduce_sum"] == [0.25, 0.25, 0.5]
+
+
+def test_totals_start_together_unless_one_waits_for_another() -> None:
+    def step(a: jax.Array, b: jax.Array) -> Any:
+        norm = jnp.sqrt(jnp.sum(a**2) + jnp.sum(b**2))
+        clipped = [x / norm for x in (a, b)]
+        return [x / jnp.max(x) for x in clipped], jnp.all(jnp.isfinite(a))
+
+    graph = graph_of(step, SQUARE, SQUARE)
+    shares = total_shares(graph)
+    of = [(op.primitive, shares[op.results[0]]) for op in graph.ops if op.primitive.startswith("reduce")]
+    assert sorted(of) == [("reduce_and", 0.5), *[("reduce_max", 0.5)] * 2, *[("reduce_sum", 0.25)] * 2]
