@@ -57,8 +57,8 @@ def finished_plan(
         templates=dict(sorted(templates.items())),
         unruled_s={primitive: seconds for primitive, (_, seconds) in sorted(unruled.items())},
         tasks=planned_tasks(
-            traced.graph, best.found.decision.compute_s, best.checked.collectives, best.sent, pipeline.model,
-            best.found.memory.heap,
+            traced.graph, best.found.decision.compute_s, best.found.decision.settled_s, best.checked.collectives,
+            best.sent, pipeline.model, best.found.memory.heap,
         ),
         search=best.name,
         jax_version=jax.__version__,

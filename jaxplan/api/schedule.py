@@ -29,6 +29,10 @@ from .combined import Alike, combined
 _SUMS = frozenset({"all_reduce", "reduce_scatter"})
 """Collectives that finish what their operation made; the others bring in what it reads."""
 
+_SYNCHRONOUS = _SUMS | {"all_to_all"}
+"""Collectives beside which XLA for TPU computes nothing, unless told to (MLP and GPT of experiments/quality, DLRM; jax
+0.10.2, libtpu 0.0.42.1): it spreads all_gathers over kernels' fusions and starts permutes early."""
+
 _NOTHING = frozenset[int]()
 
 _AHEAD = 2.0
@@ -39,6 +43,7 @@ left before its reader: once to hide it, once more because other fetches use the
 def planned_tasks(
     graph: Graph,
     compute_s: Mapping[int, float],
+    settled_s: Mapping[int, float],
     collectives: Sequence[tuple[Collective, int]],
     sent: Sequence[Sending],
     model: CostModel,
@@ -47,12 +52,12 @@ def planned_tasks(
     """The tasks of a step.
 
     Args:
-      compute_s: seconds of every operation, all its runs.
+      compute_s: seconds of every operation, all its runs; settled_s: of these what copies its results into place.
       collectives: what the partitioner inserts, each with its operation (-1: unknown, run last); sent: what each
         takes.
       alive_bytes: `int64[n_ops]`, memory at every operation.
     """
-    return _Writer(graph, compute_s, collectives, sent, model, alive_bytes).write()
+    return _Writer(graph, compute_s, settled_s, collectives, sent, model, alive_bytes).write()
 
 
 @dataclass
@@ -81,10 +86,12 @@ class _Sent:
 
 class _Writer:
     def __init__(
-        self, graph: Graph, compute_s: Mapping[int, float], collectives: Sequence[tuple[Collective, int]],
-        sent: Sequence[Sending], model: CostModel, alive_bytes: np.ndarray,
+        self, graph: Graph, compute_s: Mapping[int, float], settled_s: Mapping[int, float],
+        collectives: Sequence[tuple[Collective, int]], sent: Sequence[Sending], model: CostModel,
+        alive_bytes: np.ndarray,
     ) -> None:  # fmt: skip
-        self.graph, self.compute_s, self.model, self.alive_bytes = graph, compute_s, model, alive_bytes
+        self.graph, self.model, self.alive_bytes, self.settled_s = graph, model, alive_bytes, settled_s
+        self.compute_s = {op: seconds_s - settled_s.get(op, 0.0) for op, seconds_s in compute_s.items()}
         self.sending = {item: one for (item, _), one in zip(collectives, sent, strict=True)}
         self.drafts: list[_Draft] = []
         self.behind: list[int] = []
@@ -147,8 +154,7 @@ class _Writer:
                 self._bring_all(v for op in self.graph.ops[loop.start : loop.stop] for v in op.operands)
                 self._barrier(loop.kind, loop)
             self._op(op)
-        for item in self.unknown:
-            self._send(item, item.scope, frozenset(range(self.fence, len(self.drafts))))
+        self._results()
         tasks = [
             PlannedTask(
                 name=draft.name, kind=draft.kind, streams=draft.streams, seconds_s=draft.seconds_s, trips=draft.trips,
@@ -157,6 +163,25 @@ class _Writer:
             for draft in self.drafts
         ]  # fmt: skip
         return combined(tasks, [draft.alike for draft in self.drafts], self._price)
+
+    def _results(self) -> None:
+        """What no operation needs: results that are brought to where they lie, those of a shape one after the other,
+        and then copied there."""
+        made: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for value in dict.fromkeys(self.graph.outputs):
+            made[self.graph.values[value].shape].append(value)
+        last: dict[tuple[int, ...], frozenset[int]] = {}
+        for item in self.unknown:
+            waits = last.get(item.shape) or self._made(made.get(item.shape, ()))
+            waits = waits or frozenset(range(self.fence, len(self.drafts)))
+            last[item.shape] = frozenset({self._send(item, item.scope, waits)})
+        producers = self.graph.producers()
+        for op, seconds_s in self.settled_s.items():
+            value = next(v for v in self.graph.outputs if producers[v] == op)
+            waits, where = last.get(self.graph.values[value].shape, self._made((value,))), self.graph.ops[op].source
+            copy = _Draft("copy", COMPUTE, (COMPUTE,), 1.0, waits, where, seconds_s)
+            copy.bytes = self.alive
+            self._add(copy)
 
     def _price(self, task: int, sent_bytes: int) -> float:
         """Of one collective in the place of those that are combined with a task: it starts once."""
@@ -282,6 +307,8 @@ class _Writer:
     def _send(self, item: Collective, where: str, waits: frozenset[int]) -> int:
         """Send, and pack before or unpack behind it; the task that readers wait for."""
         kind, streams = self.model.compiled_kind(item.kind, item.axes), self.model.streams_of(item.axes)
+        if self.model.profile.kind == "tpu" and kind in _SYNCHRONOUS and streams:
+            streams = (COMPUTE, *streams)
         packing_s = self.sending[item].packing_s
         sums = item.kind in _SUMS
         if packing_s and sums:

@@ -10,10 +10,12 @@ from typing import Any
 
 from ..errors import ArgumentError
 from ..sharding import MeshAxes, axes_of_groups, axes_of_pairs
-from .hlo_text import Sources, bytes_of, runs
+from .hlo_text import Run, Sources, bytes_of, runs
 from .replica_groups import groups_of, pairs_of
 
 _CHANNEL = re.compile(r"channel_id=(\d+)")
+_SCATTERED = "all-reduce-scatter"
+"""In the name of a fusion that sums and scatters."""
 _ALIASES = re.compile(r"input_output_alias=\{((?:[^{}]|\{[^{}]*\})*)\}")
 _ALIAS = re.compile(r"\{[\d,]*\}: \((\d+),")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
@@ -85,12 +87,9 @@ def compiled_collectives(
         kind = _KINDS.get(instruction.opcode.removesuffix("-start"))
         if kind is None:
             continue
-        channel = _CHANNEL.search(instruction.rest)
-        scattered = "all-reduce-scatter" in run.fusion
-        if run.fusion and channel and not scattered:
-            # the parts of an asynchronous collective stand in several fusions, of loops within its own too: one channel
-            # (sums that are combined and scattered have one as well, all the same: each is a fusion of its own)
-            first = spread.setdefault(channel.group(1), len(found))
+        scattered = _SCATTERED in run.fusion
+        if channel := spread_channel(run):
+            first = spread.setdefault(channel, len(found))
             if first < len(found):
                 found[first] = replace(found[first], trips=min(found[first].trips, run.trips))
                 continue
@@ -114,6 +113,17 @@ def compiled_collectives(
             )
         )  # fmt: skip
     return tuple(found)
+
+
+def spread_channel(run: Run) -> str:
+    """The channel of an asynchronous collective of which this is a part, "" for none.
+
+    Its parts stand in several fusions, of loops within its own too, and have one channel.  Sums that are combined and
+    scattered have one as well, all the same: each is a fusion of its own.
+    """
+    kind = _KINDS.get(run.instruction.opcode.removesuffix("-start")) if run.fusion else None
+    channel = _CHANNEL.search(run.instruction.rest) if kind and _SCATTERED not in run.fusion else None
+    return channel.group(1) if channel else ""
 
 
 def estimated_cycles(hlo_text: str, *, while_trips: float = 16.0) -> float:

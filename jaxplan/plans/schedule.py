@@ -15,7 +15,8 @@ class PlannedTask:
     Attributes:
       name: the dearest primitive of a computation, or the collective and its axes.
       kind: "compute", a collective's kind, or "barrier" (a loop begins or ends: nothing runs across it).
-      streams: what it holds while it runs: "compute", or the links of its mesh axes; none for a barrier.
+      streams: what it holds while it runs: "compute", or the links of its mesh axes, with "compute" where the compute
+        unit stands still meanwhile; none for a barrier.
       seconds_s: of all its runs in a step; trips: how many these are.
       after: positions in `Plan.tasks`, all earlier, of what has to end first.
       where: the user's line.
@@ -30,3 +31,8 @@ class PlannedTask:
     after: tuple[int, ...]
     where: str
     bytes: int
+
+    @property
+    def works_on(self) -> tuple[str, ...]:
+        """The streams that it keeps busy."""
+        return self.streams if self.kind == COMPUTE else tuple(one for one in self.streams if one != COMPUTE)

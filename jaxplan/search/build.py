@@ -311,7 +311,7 @@ class _Builder:
         costs, allowed, moved = self.passing.edge(tail.places, head.places, tensor, how)
         if how.settled or how.turning is not None:
             seconds = self.passing.copying(tail.places, head.places, tensor, how)
-            self.settling.append(Settling(op=op, made=tail.node, kept=head.node, seconds=seconds))
+            self.settling.append(Settling(op, tail.node, head.node, seconds, how.settled))
         self.edges.append(Edge(tail=tail.node, head=head.node, costs_s=costs, allowed=allowed))
         self.passages.append(moved)
 

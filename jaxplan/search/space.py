@@ -41,15 +41,16 @@ class Passage:
     trips: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Settling:
     """What operation `op` made is brought to where a donated argument lies; `seconds`: of the copying in that, by the
-    strategies of the nodes that say where it is made and kept."""
+    strategies of the nodes that say where it is made and kept; `last`: it is a result, copied once it is there."""
 
     op: int
     made: int
     kept: int
     seconds: np.ndarray
+    last: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +103,7 @@ class Decision:
       values, reads, outputs: the layout row of every value, operand and result leaf.
       copies: of the shared copy that an operand is taken from.
       compute_s, factors: of every operation its price, less what it exchanges, and the factor that each axis cuts.
+      settled_s: of that what the copies take that bring its results to where they lie.
     """
 
     values: Mapping[int, np.ndarray]
@@ -110,6 +112,7 @@ class Decision:
     copies: Mapping[tuple[int, int], np.ndarray]
     compute_s: Mapping[int, float]
     factors: Mapping[int, np.ndarray]
+    settled_s: Mapping[int, float]
 
 
 def decide(space: Space, assignment: Sequence[int]) -> Decision:
@@ -130,8 +133,12 @@ def decide(space: Space, assignment: Sequence[int]) -> Decision:
     compute_s = {op: float(nodes[n].costs_s[assignment[n]]) for n, op in space.node_op.items()}
     for n, seconds in space.exchanges.items():
         compute_s[space.node_op[n]] -= float(seconds[assignment[n]])
+    settled_s: dict[int, float] = {}
     for x in space.settling:
-        compute_s[x.op] = compute_s.get(x.op, 0.0) + float(x.seconds[assignment[x.made], assignment[x.kept]])
+        seconds_s = float(x.seconds[assignment[x.made], assignment[x.kept]])
+        compute_s[x.op] = compute_s.get(x.op, 0.0) + seconds_s
+        if x.last and seconds_s > 0:
+            settled_s[x.op] = settled_s.get(x.op, 0.0) + seconds_s
     return Decision(
         values={v: row(port) for v, port in space.values.items()},
         reads={key: row(port) for key, port in space.reads.items()},
@@ -139,6 +146,7 @@ def decide(space: Space, assignment: Sequence[int]) -> Decision:
         copies={key: row(port) for key, port in space.copies.items()},
         factors={op: space.strategies[n].factors[assignment[n]] for n, op in space.node_op.items()},
         compute_s=compute_s,
+        settled_s=settled_s,
     )
 
 

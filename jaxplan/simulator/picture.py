@@ -32,7 +32,7 @@ def timeline_picture(timeline: Timeline) -> str:
         parts.append(f'<text x="{_LEFT - 10}" y="{y + 29}" class="soft label">{share:.0%} busy</text>')
         parts.append(f'<rect x="{_LEFT}" y="{y}" width="{_WIDTH}" height="{_ROW}" class="track"/>')
     for event in timeline.events:
-        parts += [_bar(event, rows[stream], scale) for stream in event.task.streams]
+        parts += [_bar(event, rows[stream], scale) for stream in event.task.works_on]
     parts += _loops(timeline, scale, bottom)
     parts += _memory(timeline, scale, bottom + 12)
     return (
@@ -75,7 +75,7 @@ def _bar(event: Event, y: int, scale: float) -> str:
     width = max((event.end_s - event.start_s) * scale, _THINNEST)
     task = event.task
     runs = f", {task.trips:g} runs" if task.trips != 1 else ""
-    hidden = "" if COMPUTE in task.streams else f", {format_seconds(event.exposed_s)} not hidden"
+    hidden = "" if task.kind == COMPUTE else f", {format_seconds(event.exposed_s)} not hidden"
     title = f"{task.name} at {task.where}: {format_seconds(event.end_s - event.start_s)}{runs}{hidden}"
     x = _LEFT + event.start_s * scale
     bar = (

@@ -2,7 +2,8 @@
 
 One device stands for all: an SPMD program does the same on each, and the devices of a mesh are alike.  Its streams
 are the compute unit and the links of the mesh axes.  Communication is asynchronous: it starts when what it sends is
-there and its links are free, and only what reads its result waits for it.  Nothing overlaps across the edge of a
+there and its links are free, and only what reads its result waits for it; where a compiler makes it synchronous (sums
+and exchanges on TPU) the compute unit stands still meanwhile.  Nothing overlaps across the edge of a
 loop.  A loop's work is shown with all its runs at once: scheduling is the same whatever all durations are multiplied
 by, so one pass tells what every iteration takes.
 """
@@ -115,15 +116,15 @@ def simulate(plan: Plan) -> Timeline:
 
 def _timeline(plan: Plan, run: Run) -> Timeline:
     working = sorted(
-        (run.start[i], run.end[i]) for i, task in enumerate(plan.tasks) if COMPUTE in task.streams
+        (run.start[i], run.end[i]) for i, task in enumerate(plan.tasks) if task.kind == COMPUTE
     )
     critical = _critical(run)
     events, busy = [], {COMPUTE: 0}
     for index, task in enumerate(plan.tasks):
         start, end = run.start[index], run.end[index]
-        for stream in task.streams:
+        for stream in task.works_on:
             busy[stream] = busy.get(stream, 0) + end - start
-        exposed = 0 if COMPUTE in task.streams else end - start - _overlap(working, start, end)
+        exposed = 0 if task.kind == COMPUTE else end - start - _overlap(working, start, end)
         events.append(
             Event(
                 task=task, start_s=start / TICKS_PER_S, end_s=end / TICKS_PER_S, critical=index in critical,
@@ -131,7 +132,7 @@ def _timeline(plan: Plan, run: Run) -> Timeline:
             )
         )  # fmt: skip
     sending = sum(
-        run.end[i] - run.start[i] for i, task in enumerate(plan.tasks) if COMPUTE not in task.streams
+        run.end[i] - run.start[i] for i, task in enumerate(plan.tasks) if task.kind != COMPUTE
     )
     return Timeline(
         name=plan.name,
@@ -150,7 +151,7 @@ def _memory(events: Sequence[Event]) -> tuple[tuple[float, int], ...]:
     """What is alive at each task of the compute unit, from when all before it in the plan's order have begun too."""
     steps, reached_s = list[tuple[float, int]](), 0.0
     for event in events:
-        if COMPUTE in event.task.streams:
+        if event.task.kind == COMPUTE:
             reached_s = max(reached_s, event.start_s)
             steps.append((reached_s, event.task.bytes))
     return tuple(steps)

@@ -43,7 +43,7 @@ def _row(timeline: Timeline, stream: str) -> str:
     filled = [0.0] * _WIDTH
     scale = _WIDTH / max(timeline.step_s, 1e-30)
     for event in timeline.events:
-        if stream in event.task.streams and event.end_s > event.start_s:
+        if stream in event.task.works_on and event.end_s > event.start_s:
             first, last = event.start_s * scale, event.end_s * scale
             for cell in range(int(first), min(int(last), _WIDTH - 1) + 1):
                 filled[cell] += max(min(last, cell + 1) - max(first, cell), 0.0)
@@ -54,7 +54,7 @@ def _waits(timeline: Timeline) -> list[str]:
     """The collectives by how long each is not hidden, equal ones together."""
     groups: dict[tuple[str, str], list[Event]] = {}
     for event in timeline.events:
-        if event.task.streams and COMPUTE not in event.task.streams:
+        if event.task.streams and event.task.kind != COMPUTE:
             groups.setdefault((event.task.name, event.task.where), []).append(event)
     rows = [
         (

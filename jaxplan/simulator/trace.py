@@ -31,7 +31,7 @@ def trace_events(timeline: Timeline) -> list[dict[str, Any]]:
             {"ph": "M", "pid": 0, "tid": number, "name": "thread_sort_index", "args": {"sort_index": number}}
         )
     for event in timeline.events:
-        for stream in event.task.streams:
+        for stream in event.task.works_on:
             rows.append(
                 {
                     "ph": "X", "pid": 0, "tid": threads[stream], "name": event.task.name, "cat": event.task.kind,

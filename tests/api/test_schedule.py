@@ -12,8 +12,12 @@ from jax.sharding import PartitionSpec as P
 
 import jaxplan
 from jaxplan.api.schedule import planned_tasks
+from jaxplan.cost import CostModel
+from jaxplan.hardware import axis_links, load_profile
 from jaxplan.ir import Graph, trace
+from jaxplan.lowering import Sending
 from jaxplan.plans import COMPUTE, PlannedTask
+from jaxplan.sharding import Collective
 
 
 def tasks_of(function: Any, *shapes: tuple[int, ...]) -> tuple[Graph, tuple[PlannedTask, ...]]:
@@ -21,7 +25,7 @@ def tasks_of(function: Any, *shapes: tuple[int, ...]) -> tuple[Graph, tuple[Plan
     graph = trace(function, tuple(np.zeros(shape, np.float32) for shape in shapes), {}).graph
     model: Any = None
     seconds = {op.index: 1.0 for op in graph.ops}
-    return graph, planned_tasks(graph, seconds, (), (), model, np.zeros(len(graph.ops), np.int64))
+    return graph, planned_tasks(graph, seconds, {}, (), (), model, np.zeros(len(graph.ops), np.int64))
 
 
 def test_a_weight_s_cast_is_a_task_of_its_own_that_waits_for_nothing() -> None:
@@ -55,8 +59,8 @@ def test_slices_stay_in_their_loop_and_what_nobody_reads_is_there() -> None:
 SUMS = ("all_reduce", "reduce_scatter")
 
 
-def data_parallel(width: int) -> tuple[PlannedTask, ...]:
-    """Two layers' step with whole weights and the batch in eight, on GPUs."""
+def data_parallel(width: int, hardware: str = "h100") -> tuple[PlannedTask, ...]:
+    """Two layers' step with whole weights and the batch in eight."""
 
     def step(params: dict[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
         def loss(params: dict[str, jax.Array]) -> jax.Array:
@@ -67,7 +71,7 @@ def data_parallel(width: int) -> tuple[PlannedTask, ...]:
     weights = {name: jax.ShapeDtypeStruct((width, width), jnp.float32) for name in ("up", "down")}
     batch = jax.ShapeDtypeStruct((1 << 18, width), jnp.float32)
     return jaxplan.plan(
-        step, jax.sharding.AbstractMesh((8,), ("data",)), weights, batch, hardware="h100",
+        step, jax.sharding.AbstractMesh((8,), ("data",)), weights, batch, hardware=hardware,
         constraints={"params/up": P(), "params/down": P(), "x": P("data")}, options={"compare_templates": False},
     ).tasks  # fmt: skip
 
@@ -110,3 +114,31 @@ def test_what_was_gathered_for_one_reader_is_waited_for_by_the_next() -> None:
     (gathered,) = (i for i, task in enumerate(tasks) if task.kind == "all_gather")
     # only the product that is gathered does not wait
     assert sum(gathered not in behind[i] for i, task in enumerate(tasks) if task.name == "dot_general") == 1
+
+
+def test_a_tpu_computes_nothing_while_it_sums() -> None:
+    """Unless it is told to: XLA hides all_gathers and permutes there (jax 0.10.2, libtpu 0.0.42.1)."""
+    for hardware, stalled in (("h100", False), ("tpu-v5e", True)):
+        sums = [task for task in data_parallel(8192, hardware) if task.kind in SUMS]
+        assert sums
+        assert all((COMPUTE in task.streams) == stalled and COMPUTE not in task.works_on for task in sums)
+
+
+def test_results_are_brought_to_where_they_lie_as_soon_as_they_are_there_and_copied_then() -> None:
+    def step(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return a @ a, b @ b
+
+    graph = trace(step, (np.zeros((8, 8), np.float32), np.zeros((16, 16), np.float32)), {}).graph
+    profile, axes = load_profile("h100"), (("data", 8),)
+    model = CostModel(profile=profile, axes=axes, links=(axis_links(profile, axes)["data"],))
+    item = Collective(
+        kind="all_gather", axes=("data",), bytes=256, trips=1.0, scope="", shape=(8, 8), dtype="float32"
+    )  # fmt: skip
+    seconds, settled = {op.index: 1.0 for op in graph.ops}, {graph.producers()[graph.outputs[0]]: 0.25}
+    sent = [Sending(2.0, 0.0)]
+    tasks = planned_tasks(graph, seconds, settled, [(item, -1)], sent, model, np.zeros(len(graph.ops), np.int64))
+    first, second, gathered, copied = tasks
+    assert [first.seconds_s, second.seconds_s, copied.seconds_s] == [0.75, 1.0, 0.25]
+    assert (gathered.kind, gathered.after) == ("all_gather", (0,))
+    assert (copied.name, copied.kind, copied.after) == ("copy", COMPUTE, (2,))
+    assert first.name == second.name == "dot_general"

@@ -92,3 +92,35 @@ def test_only_what_stands_between_start_and_done_hides_a_collective() -> None:
     assert product_s > 0
     assert scheduled_seconds(exposed, h100) == pytest.approx(price.step_s, rel=1e-9)
     assert scheduled_seconds(hidden, h100) == pytest.approx(price.step_s - min(product_s, price.comm_s), rel=1e-9)
+
+
+SPREAD = """
+HloModule m, is_scheduled=true
+
+%first (p: f32[128,1024]) -> f32[1024,1024] {
+  %p = f32[128,1024]{1,0} parameter(0)
+  ROOT %gather = f32[1024,1024]{1,0} all-gather(%p), channel_id=2, replica_groups=[1,8]<=[8], dimensions={0}
+}
+
+%second (q: f32[128,1024]) -> f32[1024,1024] {
+  %q = f32[128,1024]{1,0} parameter(0)
+  ROOT %gather.1 = f32[1024,1024]{1,0} all-gather(%q), channel_id=2, replica_groups=[1,8]<=[8], dimensions={0}
+}
+
+ENTRY %main (x: f32[128,1024]) -> f32[1024,1024] {
+  %x = f32[128,1024]{1,0} parameter(0)
+  %f = f32[1024,1024]{1,0} fusion(%x), kind=kCustom, calls=%first, backend_config={"estimated_cycles":"1500"}
+  %k = f32[128,1024]{1,0} add(%x, %x), backend_config={"estimated_cycles":"CYCLES"}
+  ROOT %g = f32[1024,1024]{1,0} fusion(%x), kind=kCustom, calls=%second, backend_config={"estimated_cycles":"1500"}
+}
+"""
+
+
+@pytest.mark.parametrize(("cycles", "hidden"), [(0, False), (10**9, True)])
+def test_what_is_spread_over_fusions_runs_from_the_first_to_the_last(cycles: int, hidden: bool) -> None:
+    """As XLA for TPU gathers weights while it computes."""
+    v5e = model("tpu-v5e")
+    text = SPREAD.replace("CYCLES", str(cycles))
+    price = compiled_price(text, v5e)
+    assert price.comm_s > 3000 / 1.5e9
+    assert scheduled_seconds(text, v5e) == pytest.approx(price.compute_s if hidden else price.comm_s, rel=1e-6)

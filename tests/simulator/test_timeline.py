@@ -152,7 +152,7 @@ def test_the_trace_has_every_event_on_each_of_its_streams(plan: Plan, tmp_path: 
     line.to_trace(tmp_path / "trace.json")
     rows = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     drawn = [row for row in rows if row["ph"] == "X"]
-    assert len(drawn) == sum(len(e.task.streams) for e in line.events)
+    assert len(drawn) == sum(len(e.task.works_on) for e in line.events)
     assert max(row["ts"] + row["dur"] for row in drawn) == pytest.approx(line.step_s * 1e6)
     names = {row["tid"]: row["args"]["name"] for row in rows if row["name"] == "thread_name"}
     assert sorted(names.values()) == sorted(line.streams)
@@ -163,7 +163,7 @@ def test_the_picture_draws_every_event(plan: Plan, tmp_path: Path) -> None:
     line.to_svg(tmp_path / "line.svg")
     root = ElementTree.parse(tmp_path / "line.svg").getroot()
     bars = [e for e in root.iter("{http://www.w3.org/2000/svg}rect") if len(e)]
-    assert len(bars) == sum(len(e.task.streams) for e in line.events)
+    assert len(bars) == sum(len(e.task.works_on) for e in line.events)
     text = "".join(root.itertext())
     assert "scan, 6 runs" in text
 
