@@ -55,7 +55,10 @@ class SecondStack(NamedTuple):
 
 
 def run_times(flow: Flow, stored: Sequence[bool]) -> tuple[int, ...]:
-    """When each operation runs on TPU, as the index of an operation, see `fusion.Traffic`."""
+    """When each operation runs on TPU, as the index of an operation, see `fusion.Traffic`.
+
+    What is made of a sum waits for the kernel of that, which has read what it sums by then.
+    """
     times = list(range(len(flow.graph.ops)))
     ready = [-1] * len(flow.graph.values)  # -1: waits for nothing in the loop body that it is made in
     for op in flow.graph.ops:
@@ -66,8 +69,9 @@ def run_times(flow: Flow, stored: Sequence[bool]) -> tuple[int, ...]:
                 times[op.index] = first
             elif not kept:  # computed where it is read
                 times[op.index] = flow.graph.loops[flow.loop_of[op.index]].start if flow.loop_of[op.index] >= 0 else 0
+            whole = kept and (first < 0 or flow.kinds[op.index] == "reduction")
             for value in op.results:
-                ready[value] = first if first >= 0 or not kept else op.index
+                ready[value] = op.index if whole else first
         else:
             for value in op.results:
                 ready[value] = op.index
