@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from ..hardware import AxisLink, Profile, sums_are_whole
 from ..ir import Graph, Op, Value
@@ -56,30 +57,39 @@ class CostModel:
         Args:
           start_share: of its start that is its own, where XLA starts it together with others (`ir.start_shares`).
         """
-        key = kind, axes, start_share
+        key = kind, axes
         if key not in self._terms:
             names = tuple(self.axes[i][0] for i in axes)
-            packing_s = self.packing_seconds(kind, names, start_share=start_share)
-            self._terms[key] = self.compiled_kind(kind, names), tuple(map(self.link, names)), packing_s
-        compiled, links, packing_s = self._terms[key]
-        return self.exposed * (self._seconds(compiled, size_bytes, links, start_share) + packing_s)
+            self._terms[key] = self.compiled_kind(kind, names), tuple(map(self.link, names)), names
+        compiled, links, names = self._terms[key]
+        sent_s = self._seconds(compiled, size_bytes, links, start_share)
+        return self.exposed * (sent_s + self.packing_seconds(kind, size_bytes, names, start_share=start_share))
 
     @functools.cached_property
-    def _terms(self) -> dict[tuple[str, tuple[int, ...], float], tuple[str, tuple[AxisLink, ...], float]]:
-        """Of what `collective` was asked: what it is compiled to, over which links, and seconds of packing."""
+    def _terms(self) -> dict[tuple[str, tuple[int, ...]], tuple[str, tuple[AxisLink, ...], tuple[str, ...]]]:
+        """Of what `collective` was asked: what it is compiled to, over which links and axes."""
         return {}
 
-    def packing_seconds(self, kind: str, names: Sequence[str], *, start_share: float = 1.0) -> float:
-        """Seconds of the kernels that XLA for GPU runs beside a collective, most of them as short as kernels get.
+    def packing_seconds(
+        self, kind: str, size_bytes: npt.ArrayLike, names: Sequence[str], *, start_share: float = 1.0
+    ) -> np.ndarray:
+        """Seconds of the kernels that XLA for GPU runs beside a collective, of the shape of its bytes.
 
         All_reduces that start together are put into one buffer by one kernel, and taken out of it by one each; one that
         starts alone needs none.  For the others pieces are brought into the order that they are sent in or wanted in,
-        see `_PACKING_KERNELS`.
+        see `_PACKING_KERNELS`: kernels that read and write all that is exchanged.  What is gathered is large where
+        whoever makes it writes it in that order; the kernels beside it are as short as kernels get.
         """
+        size = np.asarray(size_bytes, np.float64)
         if self.profile.kind != "gpu" or self.size_of(names) == 1:
-            return 0.0
-        together = 1.0 + start_share if start_share < 1 else 0.0
-        return self.profile.op_overhead_s * (together if kind == "all_reduce" else _PACKING_KERNELS.get(kind, 0.0))
+            return np.zeros(size.shape)
+        start_s = self.profile.op_overhead_s
+        if kind == "all_reduce":
+            share = np.maximum(combined_share(kind, size, self.profile.kind), start_share)
+            moved_s = self.memory_seconds(2 * size)
+            return np.where(share < 1, np.maximum(moved_s, start_s) + np.maximum(moved_s, share * start_s), 0.0)
+        exchanged = size * (kind in ("all_to_all", "collective_permute"))
+        return _PACKING_KERNELS.get(kind, 0.0) * np.maximum(self.memory_seconds(2 * exchanged), start_s)
 
     def combined_bytes(self, kind: str) -> int:
         """Up to which size of all results collectives of a kind are compiled into one; 0: they are not."""

@@ -49,7 +49,7 @@ def collective_prices(
     def sending(item: Collective, op: int) -> Sending:
         own = share(item, op)
         sent_s = model.collective_over(item.kind, item.bytes, item.axes, start_share=own if item.shape else 1.0)
-        packing_s = model.packing_seconds(item.kind, item.axes, start_share=own)
+        packing_s = float(model.packing_seconds(item.kind, item.bytes, item.axes, start_share=own))
         return Sending(sent_s * (1.0 if item.shape else own) * item.trips, packing_s * item.trips)
 
     return tuple(Sending() if item.kind == "all_slice" else sending(item, op) for item, op in collectives)

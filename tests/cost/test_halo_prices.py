@@ -48,7 +48,7 @@ def test_three_rows_before_and_one_after(profile_name: str) -> None:
         images_here = 2 if halo.rather not in factors else 1  # two images: only `model` can cut them
         expected = sum(
             float(collective_seconds("collective_permute", rows * row * images_here, cut))
-            + model.packing_seconds("collective_permute", names)
+            + model.packing_seconds("collective_permute", rows * row * images_here, names)
             for rows in (3, 1)
         )
         assert found == pytest.approx(expected if cut else 0.0), factors
