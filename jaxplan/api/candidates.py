@@ -37,7 +37,7 @@ from ..search import (
 )
 from ..sharding import Beside, Layout, MeshAxes, graph_rules
 from .batch_dims import batch_dims
-from .between import nearer
+from .budget import within_budget
 from .found import Candidate, Found, Nothing, assignment_in
 from .kinds import input_kinds
 from .least import NEAR, NEAR_LEAST_S, near_least_peak
@@ -45,7 +45,6 @@ from .meshes import Target
 from .options import TEMPLATES, Options
 from .rivals import RIVAL_NODES, rival
 from .templates import template_pins
-from .told import Told
 from .turning import ordered, orders_of
 
 FOLD_NODES = 10_000
@@ -54,20 +53,6 @@ FOLD_NODES = 10_000
 LOOSE_GAP = 0.02
 """What a plan that may yet be over budget is proved within: of a tiny VQ-VAE's 408 nodes the same plan is found in 3 s
 of processor time, and in ten times that proved no further than 1 %."""
-
-LEFT_GAP = 0.01
-"""A gap that what fits is left with, where what is cheaper by the rows is over budget."""
-
-PROOF_ROUNDS = 3
-"""Searches for something cheaper that fits than what fits."""
-
-MEMORY_ROUNDS = 6
-"""Searches with a tightened limit before giving up on a budget that only the decided layouts overrun."""
-
-
-def _between(strict: int, loose: int, excess: int) -> int:
-    """A limit between one that lets nothing through and one that lets too much through, by so many bytes."""
-    return max(loose - excess, (loose + strict) // 2) if strict < loose else loose
 
 
 def _vouched_for(space: Space, result: SearchResult) -> SearchResult:
@@ -195,10 +180,10 @@ class Pipeline:
 
     def within(self, space: Space, hint: Sequence[int] | None) -> Found | Nothing:
         """The cheapest decision of `space` whose simulated memory fits the budget."""
-        return self.within_budget(
-            space,
-            lambda limit, begin=None, told=space: self._solve(told, limit, begin or hint),
-            lambda limit, told: self._loosely._solve(told, limit, hint),
+        return within_budget(
+            self, space,
+            lambda limit, begin=None, told=space: self.solve(told, limit, begin or hint),
+            lambda limit, told: self._loosely.solve(told, limit, hint),
         )
 
     def folds(self, space: Space) -> bool:
@@ -212,90 +197,21 @@ class Pipeline:
         """The same with less to be proved, where that is a search's to decide."""
         if self.options.search not in ("ilp", *TEMPLATES):
             return self
-        return self.under(
-            dataclasses.replace(self.options, relative_gap=max(self.options.relative_gap, LOOSE_GAP))
-        )
+        return self.ending(LOOSE_GAP)
 
-    def within_budget(
-        self, space: Space, search: Callable[..., SearchResult], loosely: Callable[..., SearchResult] | None = None
-    ) -> Found | Nothing:
-        """What `search` finds within a limit of bytes, the limit such that the simulation is within the budget.
+    def ending(self, relative_gap: float, time_limit_s: float | None = None) -> Pipeline:
+        """The same whose searches end with such a gap, and after so long, if its own options don't end them before."""
+        gap, options = max(self.options.relative_gap, relative_gap), self.options
+        limit_s = min((s for s in (options.time_limit_s, time_limit_s) if s is not None), default=None)
+        return self.under(dataclasses.replace(options, relative_gap=gap, time_limit_s=limit_s))
 
-        The search's memory rows and the simulation differ a little both ways.  Where the simulation is over budget,
-        `loosely(limit, space)` is told what the rows lack, and, where nothing fits so, the rows are tightened: what is
-        over budget again need not be proved.  `search(limit, begin, space)` goes on from what fits.  The bound is that
-        of the budget's own rows.
-        """
-        result = first = search(self.budget_bytes)
-        if not first.found:
-            return Nothing(space=space, result=first)
-        found, excess = self._simulated(space, first, first.bound_s)
-        if excess <= 0:
-            return found
-        over = [found]
-        if loosely is not None:
-            told = Told(self, space)
-            for _ in range(MEMORY_ROUNDS):
-                told.tell(over[-1])
-                self.say(f"{excess} bytes over budget once copies are counted: searching again")
-                limit = told.limit_bytes(over[-1])
-                result = loosely(max(limit, 0), told.space)
-                if not result.found:
-                    break
-                found, excess = self._simulated(space, result, first.bound_s)
-                if excess <= 0:
-                    return self._proved(found, limit, told, [], search)
-                over.append(found)
-        limit, strict = self.budget_bytes, 0
-        loose, excess = min(limit, first.peak_bytes - 1), over[0].memory.peak_bytes - limit
-        for _ in range(1, MEMORY_ROUNDS):
-            limit = _between(strict, loose, excess)
-            result = search(max(limit, 0)) if loosely is None else loosely(max(limit, 0), space)
-            if not result.found:
-                strict = limit
-                if result.termination is not Termination.INFEASIBLE:
-                    break
-                continue
-            found, excess = self._simulated(space, result, first.bound_s)
-            if excess <= 0:
-                return self._proved(found, limit, Told(self, space), over, search) if loosely else found
-            over.append(found)
-            loose = min(limit, result.peak_bytes - 1)
-        # what fits the simulation, if anything, costs no less than what the budget's own rows let through
-        return Nothing(space=space, result=dataclasses.replace(result, bound_s=first.bound_s))
-
-    def _simulated(self, space: Space, result: SearchResult, bound_s: float) -> tuple[Found, int]:
+    def as_found(self, space: Space, result: SearchResult, bound_s: float) -> tuple[Found, int]:
         """What was found, no better proved than `bound_s` says, and the bytes that it takes beyond the budget."""
         decision = decide(space, result.assignment)
         memory, vouched = self.simulate(decision), _vouched_for(space, result)
         vouched = vouched.bounded(bound_s, self.options.relative_gap)
         found = Found(space=space, result=vouched, decision=decision, memory=memory)
         return found, memory.peak_bytes - self.budget_bytes
-
-    def _proved(
-        self, found: Found, limit: int, told: Told, over: Sequence[Found], search: Callable[..., SearchResult]
-    ) -> Found:
-        """The cheapest that fits of `found`, found at `limit`, what a search that proves more comes to there, and,
-        while that is not known to be within `LEFT_GAP`, what searches find that are told what the rows lack of plans
-        `over` the budget: their limit leaves out what overruns it, and takes in the room that others leave."""
-        best, overrun = found, list(over)
-        for _ in range(1 + PROOF_ROUNDS):
-            result = search(limit, best.result.assignment, told.space)
-            if not result.found:
-                break
-            other, excess = self._simulated(found.space, result, found.result.bound_s)
-            if excess > 0:
-                overrun.append(other)
-                best = nearer(self, best, other)
-            elif other.result.objective_s < best.result.objective_s:
-                best = other
-            if best.result.gap <= LEFT_GAP or (excess == 0 and not overrun):
-                break
-            for one in overrun:
-                told.tell(one)
-            limit = told.limit_bytes(overrun[-1]) if overrun else min(limit - excess, self.budget_bytes)
-            overrun = []
-        return best
 
     def _smallest(self, space: Space, result: SearchResult) -> Found | Nothing:
         """The fastest decision within the budget as simulated, of those near the least peak and on the frontier.
@@ -328,7 +244,7 @@ class Pipeline:
         )
         return Found(space=space, result=feasible, decision=decision, memory=memory)
 
-    def _solve(self, space: Space, limit_bytes: int, hint: Sequence[int] | None) -> SearchResult:
+    def solve(self, space: Space, limit_bytes: int, hint: Sequence[int] | None) -> SearchResult:
         problem = dataclasses.replace(space.problem, limit_bytes=limit_bytes)
         if self.options.search not in ("ilp", *TEMPLATES):
             return SEARCHES[self.options.search](problem, hint=hint, **self.limits)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..search import Alike, Allowed, SearchResult, Space, StrategyProblem, Tied, pinned, solve
+from .budget import within_budget
 from .found import Found, Nothing
 
 if TYPE_CHECKING:
@@ -51,8 +52,8 @@ def rival(
             return space.folds.alike(limit, kept, known=known, **limits)
 
         if (first := alike(pipeline.budget_bytes, known)) is not None:
-            return pipeline.within_budget(
-                space, lambda limit: first if limit == pipeline.budget_bytes else alike(limit) or first
+            return within_budget(
+                pipeline, space, lambda limit: first if limit == pipeline.budget_bytes else alike(limit) or first
             )
     narrow = pinned(space, pipeline.values_pinned(pins))
 
@@ -60,7 +61,7 @@ def rival(
         problem = dataclasses.replace(narrow.problem, limit_bytes=limit)
         return solve(problem, matrices=space.folds.matrices, enough_s=than_s, enough_gap=FAR_GAP, **limits)
 
-    return pipeline.within_budget(narrow, exact)
+    return within_budget(pipeline, narrow, exact)
 
 
 def layers(pipeline: Pipeline, space: Space) -> Tied | StrategyProblem | None:

@@ -24,5 +24,9 @@ from .sent import Sending as Sending
 from .sent import as_sent as as_sent
 from .sent import collective_prices as collective_prices
 from .sent import written_seconds as written_seconds
+from .turns import Lying as Lying
+from .turns import cut_by as cut_by
+from .turns import lying as lying
+from .turns import turning as turning
 from .yardstick import CompiledPrice as CompiledPrice
 from .yardstick import compiled_price as compiled_price

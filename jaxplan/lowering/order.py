@@ -25,7 +25,7 @@ from ..disjoint import Disjoint
 from ..ir import Graph
 from ..sharding import UNREDUCED, MeshAxes, Rule
 from .axis_orders import Key, Orders
-from .turns import Turn, Wants, cut_by, only, wants
+from .turns import Turn, Wants, cut_by, only, to_turn, wants
 
 _ROUNDS = 4
 """Rounds over all classes: a choice can only wait for the choices of a few others, and each spoils less than before."""
@@ -55,12 +55,6 @@ def resolve_orders(
         return Orders(axes=axes, chosen={})
     resolver = _Resolver(graph, rules, axes, values, reads, outputs, factors, said, copies or {})
     return resolver.orders(sums_along=platform != "cpu")
-
-
-def _to_turn(order: tuple[int, ...], first: frozenset[int]) -> tuple[int, ...]:
-    """Of an order those that change places until `first` are the major ones."""
-    inside = [axis in first for axis in order]
-    return tuple(sorted(order[inside.index(False) : len(order) - inside[::-1].index(True)]))
 
 
 _Dims = Mapping[int, int]
@@ -334,7 +328,7 @@ class _Resolver:
         """What `chosen` makes turn; of one passage and side once."""
         orders = [chosen[key] for key in self.keys]
         found = [
-            turn._replace(axes=_to_turn(orders[n], first))
+            turn._replace(axes=to_turn(orders[n], first))
             for n, first, _, turn in self.wishes
             if set(orders[n][: len(first)]) != first
         ]

@@ -30,6 +30,12 @@ def only(order: tuple[int, ...], axes: frozenset[int]) -> tuple[int, ...]:
     return tuple(axis for axis in order if axis in axes)
 
 
+def to_turn(order: tuple[int, ...], first: frozenset[int]) -> tuple[int, ...]:
+    """Of an order those that change places until `first` are the major ones."""
+    inside = [axis in first for axis in order]
+    return tuple(sorted(order[inside.index(False) : len(order) - inside[::-1].index(True)]))
+
+
 def cut_by(row: np.ndarray, dim: int) -> tuple[int, ...]:
     """The axes that cut a dimension, in mesh order."""
     return tuple(axis for axis, place in enumerate(row.tolist()) if place == dim)
@@ -100,3 +106,37 @@ def turned(
         needed |= leave != sorted(leave)
         order.append(tuple(sorted(names, key=left.__getitem__, reverse=True)))
     return tuple(order) if needed else None
+
+
+Order = tuple[tuple[int, tuple[int, ...]], ...]
+"""Of the dimensions that several axes cut, these in their order."""
+
+Lying = tuple[bytes, Order]
+"""A row of a place array and its order."""
+
+
+def lying(row: np.ndarray, orders: Sequence[tuple[int, ...]]) -> Lying:
+    """A layout of an operation that cuts its factors in these orders; of several factors at once, in the mesh's."""
+    found = []
+    for d in sorted({place for place in row.tolist() if place >= 0}):
+        cut = cut_by(row, d)
+        if len(cut) > 1:
+            said = (only(order, frozenset(cut)) for order in orders)
+            found.append((d, next((order for order in said if len(order) == len(cut)), cut)))
+    return row.tobytes(), tuple(found)
+
+
+def turning(made: Lying, taken: Lying) -> list[tuple[bool, tuple[int, ...]]]:
+    """(whether late, over which axes): what turns between two layouts in these orders, see `lowering.Turn`."""
+    before, after = dict(made[1]), dict(taken[1])
+    same, first, last, along = wants(np.frombuffer(made[0], np.int8), np.frombuffer(taken[0], np.int8))
+    early = {axis for d in same if d in before and before[d] != after[d] for axis in before[d]}
+    late: set[int] = set()
+    for orders, majors, turned in ((before, first, early), (after, last, late)):
+        for d, axes in majors:
+            if d in orders and set(orders[d][: len(axes)]) != axes:
+                turned.update(to_turn(orders[d], axes))
+    for left, entered, moved in along:
+        if left in before and entered in after and only(before[left], moved) != only(after[entered], moved):
+            early.update(before[left])
+    return [(at_end, tuple(sorted(turned))) for at_end, turned in ((False, early), (True, late)) if turned]

@@ -31,6 +31,7 @@ from .known import TradeoffPoint as TradeoffPoint
 from .known import Weigh as Weigh
 from .known import staircase as staircase
 from .least_peak import least_peak as least_peak
+from .narrow import narrow as narrow
 from .problem import Edge as Edge
 from .problem import Node as Node
 from .problem import StrategyProblem as StrategyProblem
