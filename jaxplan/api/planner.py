@@ -24,9 +24,9 @@ from .refine import refined, require_devices
 from .reporting import finished_plan
 from .templates_beside import TemplatesBeside
 
-WORTH_CHECKING = 0.005
-"""A template has to promise so much less than the checked plan takes to be checked as well, which takes seconds: half
-of the gap that a search may leave."""
+WORTH_CHECKING = 0.0005
+"""A template has to promise so much less than the checked plan takes to be checked as well, which takes seconds: what
+is printed as less."""
 
 BESIDE_OPS = 4000
 """Operations from which on templates are searched and the step is partitioned in a process of its own: on two cores the
