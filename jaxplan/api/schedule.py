@@ -60,9 +60,16 @@ def planned_tasks(
     return _Writer(graph, compute_s, settled_s, collectives, sent, model, alive_bytes).write()
 
 
+_HIDDEN_BEHIND = 5.0
+"""Kernels that XLA for GPU takes a collective to run beside, whatever either takes: from the end of a program to its
+beginning it starts one when so many stand before who waits for it (xla/service/gpu/gpu_latency_hiding_scheduler.cc and
+latency_hiding_scheduler.h: a latency of 5000 for a collective, a cost of 1000 for a kernel)."""
+
+
 @dataclass
 class _Draft:
-    """A task that may still grow; `dearest_s` is the price of the operation that names it."""
+    """A task that may still grow; `dearest_s` is the price of the operation that names it; `kernels`: about how many
+    it is, as each costs its start at least."""
 
     name: str
     kind: str
@@ -74,6 +81,7 @@ class _Draft:
     dearest_s: float = -1.0
     bytes: int = 0
     alike: Alike | None = None
+    kernels: float = 0.0
 
 
 @dataclass
@@ -155,6 +163,8 @@ class _Writer:
                 self._barrier(loop.kind, loop)
             self._op(op)
         self._results()
+        if self.model is not None and self.model.profile.kind == "gpu":
+            self._start_late()
         tasks = [
             PlannedTask(
                 name=draft.name, kind=draft.kind, streams=draft.streams, seconds_s=draft.seconds_s, trips=draft.trips,
@@ -163,6 +173,26 @@ class _Writer:
             for draft in self.drafts
         ]  # fmt: skip
         return combined(tasks, [draft.alike for draft in self.drafts], self._price)
+
+    def _start_late(self) -> None:
+        """Let collectives start no earlier than the compiler starts them, see `_HIDDEN_BEHIND`."""
+        reader: dict[int, int] = {}
+        for task, draft in enumerate(self.drafts):
+            for other in draft.after:
+                reader.setdefault(other, task)
+        fence = -1
+        for task, draft in enumerate(self.drafts):
+            fence = task if draft.kind == "barrier" else fence
+            if draft.kind in (COMPUTE, "barrier"):
+                continue
+            behind = 0.0
+            for before in range(reader.get(task, len(self.drafts)) - 1, fence, -1):
+                if behind >= _HIDDEN_BEHIND and before < task:
+                    if self.drafts[before].kind == COMPUTE:
+                        draft.after = draft.after | {before}
+                        break
+                elif self.drafts[before].kind == COMPUTE:
+                    behind += self.drafts[before].kernels
 
     def _results(self) -> None:
         """What no operation needs: results that are brought to where they lie, those of a shape one after the other,
@@ -179,7 +209,7 @@ class _Writer:
         for op, seconds_s in self.settled_s.items():
             value = next(v for v in self.graph.outputs if producers[v] == op)
             waits, where = last.get(self.graph.values[value].shape, self._made((value,))), self.graph.ops[op].source
-            copy = _Draft("copy", COMPUTE, (COMPUTE,), 1.0, waits, where, seconds_s)
+            copy = _Draft("copy", COMPUTE, (COMPUTE,), 1.0, waits, where, seconds_s, kernels=1.0)
             copy.bytes = self.alive
             self._add(copy)
 
@@ -277,6 +307,8 @@ class _Writer:
             draft.after |= fresh
             self.behind[self.open] |= self._communicated(fresh)
         draft.seconds_s += seconds_s
+        if self.model is not None:
+            draft.kernels += min(seconds_s / op.trips / self.model.profile.op_overhead_s, 1.0)
         draft.bytes = max(draft.bytes, int(self.alive_bytes[op.index]))
         if seconds_s > draft.dearest_s:
             draft.name, draft.where, draft.trips, draft.dearest_s = (
@@ -328,7 +360,7 @@ class _Writer:
     def _pack(self, item: Collective, where: str, waits: frozenset[int], packing_s: float) -> int:
         """The kernel on the compute unit that brings pieces into the order that they are sent in, or wanted in."""
         draft = _Draft(f"order for {item.kind}", COMPUTE, (COMPUTE,), item.trips, waits, where, packing_s)
-        draft.bytes = self.alive
+        draft.bytes, draft.kernels = self.alive, 1.0
         self.open = -1
         return self._add(draft)
 

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import PartitionSpec as P
 
 import jaxplan
@@ -93,7 +94,7 @@ def test_nothing_waits_for_a_sum_that_it_does_not_read_and_kernels_that_pack_are
     # the products of the way back go on while the first gradient is summed
     assert not any(behind[i] & sums for i in products)
     for task in sums:
-        (packed,) = tasks[task].after  # two of these are too large to be combined
+        packed = max(tasks[task].after)  # two of these are too large to be combined
         assert (tasks[packed].kind, tasks[packed].name) == (COMPUTE, f"order for {tasks[task].kind}")
         assert tasks[packed].bytes > 0  # memory is not empty meanwhile
 
@@ -142,3 +143,33 @@ def test_results_are_brought_to_where_they_lie_as_soon_as_they_are_there_and_cop
     assert (gathered.kind, gathered.after) == ("all_gather", (0,))
     assert (copied.name, copied.kind, copied.after) == ("copy", COMPUTE, (2,))
     assert first.name == second.name == "dot_general"
+
+
+@pytest.mark.parametrize(("hardware", "late"), [("h100", True), ("tpu-v5e", False)])
+def test_a_gpu_collective_starts_five_kernels_before_its_reader(hardware: str, late: bool) -> None:
+    """`v` is there from the first product on, and gathered for the last one."""
+
+    def step(x: jax.Array, u: jax.Array, weights: tuple[jax.Array, ...]) -> jax.Array:
+        v = x @ u
+        for w in weights:
+            x = x @ w
+        return x @ v
+
+    square = np.zeros((8, 8), np.float32)
+    graph = trace(step, (square, square, (square,) * 9), {}).graph
+    profile, axes = load_profile(hardware), (("data", 8),)
+    model = CostModel(profile=profile, axes=axes, links=(axis_links(profile, axes)["data"],))
+    items = [
+        Collective(
+            kind="all_gather", axes=("data",), bytes=2**28, trips=1.0, scope=str(op.index), shape=(8, 8),
+            dtype="float32",
+        )
+        for op in graph.ops
+    ]  # fmt: skip
+    collectives = [(item, op.index) for item, op in zip(items, graph.ops, strict=True)]
+    seconds, sent = {op.index: 1e-3 for op in graph.ops}, [Sending(1e-6, 0.0)] * len(items)
+    tasks = planned_tasks(graph, seconds, {}, collectives, sent, model, np.zeros(len(graph.ops), np.int64))
+    products = [i for i, task in enumerate(tasks) if task.kind == COMPUTE]
+    gathered = max(i for i, task in enumerate(tasks) if task.kind == "all_gather")
+    # five products stand between the one that it waits for and its reader, the last one
+    assert (products[-7] in tasks[gathered].after) == late
