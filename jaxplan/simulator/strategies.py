@@ -2,7 +2,7 @@
 
 Each device has a compute unit and the links of its mesh axes.  An operation runs on every device; what moves over mesh
 axes runs at once on all devices of a group along them, when what all of them send is there and their links are free.
-Everything is asynchronous as in timeline.py, and a loop's work is shown with all its runs at once.
+Everything is asynchronous, on TPU too (see timeline.py), and a loop's work is shown with all its runs at once.
 
 `full` simulates every device by itself.  `delta` gives bit for bit the same times, and simulates less: devices that are
 alike at every step (equally fast, in groups of alike devices: colour refinement) are one class and run once; what was
