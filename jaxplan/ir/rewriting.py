@@ -79,14 +79,7 @@ def put_together(
     found = [one(eqn, makers) for eqn in equations]
     if all(new is old for new, old in zip(found, equations, strict=True)):
         return None
-    left: list[Any] = []
-    reads = Counter(v for v in results if not isinstance(v, Literal))
-    for eqn in reversed(found):
-        if eqn.primitive.name in parts and not any(reads[v] for v in eqn.outvars):
-            continue
-        reads.update(v for v in eqn.invars if not isinstance(v, Literal))
-        left.append(eqn)
-    return left[::-1]
+    return without_unread(found, results, parts)
 
 
 def without_calls(equations: list[Any], results: Sequence[Any], parts: Collection[str]) -> list[Any]:
@@ -125,3 +118,22 @@ def without_calls(equations: list[Any], results: Sequence[Any], parts: Collectio
             said = eqn.source_info
             opened.append(inner.replace(invars=now(inner.invars), outvars=now(inner.outvars), source_info=said))
     return opened
+
+
+def without_unread(equations: Sequence[Any], results: Sequence[Any], parts: Collection[str]) -> list[Any]:
+    """Equations less those of primitives among `parts` that nothing reads."""
+    left: list[Any] = []
+    reads = Counter(v for v in results if not isinstance(v, Literal))
+    for eqn in reversed(equations):
+        if eqn.primitive.name in parts and not any(reads[v] for v in eqn.outvars):
+            continue
+        reads.update(v for v in eqn.invars if not isinstance(v, Literal))
+        left.append(eqn)
+    return left[::-1]
+
+
+def like(variable: Any, shape: tuple[int, ...]) -> Any:
+    """A new variable of a variable's type, and of that shape."""
+    made = copy.copy(variable)
+    made.aval = variable.aval.update(shape=shape)
+    return made

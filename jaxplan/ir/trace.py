@@ -17,6 +17,7 @@ from .fingerprint import fingerprint
 from .flatten import Flattener, Stated
 from .foreign_mesh import Axes, auto_mesh_of, restated
 from .graph import Graph
+from .halos import without_halos
 from .live_ops import live_ops
 from .memory_space import on_host, put_one_by_one, returned_to_host, shape_as
 from .products import exchanged
@@ -172,7 +173,8 @@ def _trace(
     jaxpr = without_dead_code(jaxpr)
     if platform is not None:
         jaxpr = seen_into(jaxpr, ruled, platform)
-    jaxpr = rewritten(jaxpr, (put_one_by_one, exchanged, without_unit_sums, rolled, shifted, of_whole_fields))
+    changes = put_one_by_one, exchanged, without_unit_sums, without_halos, rolled, shifted, of_whole_fields
+    jaxpr = rewritten(jaxpr, changes)
     static = positions_of(static_argnums, len(args))
     dynamic_args = tuple(a for i, a in enumerate(args) if i not in static)
     dynamic_kwargs = {k: v for k, v in sorted(kwargs.items()) if k not in static_argnames}

@@ -8,7 +8,6 @@ comparison with the index says where it counts.  On one device XLA does that in 
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from jax import lax
 
 from .._jax import Literal, as_closed
 from .insides import ELEMENTWISE, TOTALS, Inside, Place, insides, is_narrow
-from .rewriting import without_calls
+from .rewriting import like, without_calls, without_unread
 from .shifts import shift_p
 
 _OPENED = ELEMENTWISE | {"broadcast_in_dim", "concatenate", "pad", "slice"}
@@ -28,7 +27,7 @@ def of_whole_fields(equations: list[Any], results: Sequence[Any]) -> list[Any]:
     """Equations with what is computed of the inside of fields computed of all of them."""
     opened = without_calls(equations, results, _OPENED)
     found = insides(opened, results)
-    return _without_unread(_Writer(found).written(opened), results) if found else equations
+    return without_unread(_Writer(found).written(opened), results, _OPENED | {"gather"}) if found else equations
 
 
 class _Writer:
@@ -44,7 +43,7 @@ class _Writer:
             if inside is not None:
                 read = [self._of_field(v, inside, eqn) for v in eqn.invars]
                 (v,) = eqn.outvars
-                out = self._whole[v, id(inside)] = _like(v, inside.shape)
+                out = self._whole[v, id(inside)] = like(v, inside.shape)
                 self._new.append(eqn.replace(invars=read, outvars=[out]))
             else:
                 pieces = [(n, self._put[i, n]) for n in range(len(eqn.invars)) if (i, n) in self._put]
@@ -60,7 +59,7 @@ class _Writer:
             ((_, inside),) = pieces
             value = self._of_field(eqn.invars[0], inside, eqn)
             neutral = _neutral(name, value.aval.dtype)
-            counted = _like(value, inside.shape)
+            counted = like(value, inside.shape)
             mask = _Mask(inside, inside.place)
             self._inline(lambda x: lax.select(mask(), x, lax.full_like(x, neutral)), eqn, [value], counted)
             self._new.append(eqn.replace(invars=[counted]))
@@ -100,7 +99,7 @@ class _Writer:
         else:
             spread = inside.spread[v]
             dims = spread.params["broadcast_dimensions"]
-            self._whole[key] = _like(v, inside.shape)
+            self._whole[key] = like(v, inside.shape)
             narrow = self._narrow(spread.invars[0], dims, inside, spread)
             self._inline(lambda x: lax.broadcast_in_dim(x, inside.shape, dims), spread, [narrow], self._whole[key])
         return self._whole[key]
@@ -114,14 +113,14 @@ class _Writer:
         low = {at: inside.place[d] for at, d in cut.items()}
         high = {at: inside.shape[d] - inside.size[d] - inside.place[d] for at, d in cut.items()}
         config = [(low.get(at, 0), high.get(at, 0), 0) for at in range(len(shape))]
-        made = _like(v, tuple(n + a + b for n, (a, b, _) in zip(shape, config, strict=True)))
+        made = like(v, tuple(n + a + b for n, (a, b, _) in zip(shape, config, strict=True)))
         self._inline(lambda x: lax.pad(x, np.zeros((), x.dtype), config), eqn, [v], made)
         return made
 
     def _moved(self, value: Any, start: Place, end: Place, eqn: Any) -> Any:
         for axis, (a, b) in enumerate(zip(start, end, strict=True)):
             if a != b:
-                made = _like(value, value.aval.shape)
+                made = like(value, value.aval.shape)
                 params = {"by": b - a, "axis": axis, "fill": 0}
                 self._new.append(eqn.replace(primitive=shift_p, invars=[value], outvars=[made], params=params))
                 value = made
@@ -177,19 +176,3 @@ def _neutral(name: str, dtype: Any) -> Any:
         return name == "reduce_min"
     limits = jax.numpy.iinfo(dtype)
     return limits.min if name == "reduce_max" else limits.max
-
-
-def _like(v: Any, shape: tuple[int, ...]) -> Any:
-    made = copy.copy(v)
-    made.aval = v.aval.update(shape=shape)
-    return made
-
-
-def _without_unread(equations: Sequence[Any], results: Sequence[Any]) -> list[Any]:
-    reads = Counter(v for v in results if not isinstance(v, Literal))
-    left: list[Any] = []
-    for eqn in reversed(equations):
-        if eqn.effects or any(reads[v] for v in eqn.outvars) or eqn.primitive.name not in _OPENED | {"gather"}:
-            reads.update(v for v in eqn.invars if not isinstance(v, Literal))
-            left.append(eqn)
-    return left[::-1]

@@ -97,7 +97,13 @@ def inside(x: jax.Array) -> jax.Array:
     return jnp.concatenate([u[:, 1:2] - u[:, :1], (u[:, 2:] - u[:, :-2]) / 2, u[:, -1:] - u[:, -2:-1]], 1)
 
 
-@pytest.mark.parametrize("program", [stencil, taps, inside])
+def reflecting(x: jax.Array) -> jax.Array:
+    """A step of diffusion over whose edges nothing flows one way, and which go round the other way."""
+    wide = jnp.pad(jnp.pad(x, ((1, 1), (0, 0)), mode="edge"), ((0, 0), (1, 1)), mode="wrap")
+    return x + 0.1 * (wide[2:, 1:-1] + wide[:-2, 1:-1] + wide[1:-1, 2:] + wide[1:-1, :-2] - 4 * x)
+
+
+@pytest.mark.parametrize("program", [stencil, taps, inside, reflecting])
 @pytest.mark.parametrize("cut", [P(("model", "data")), P("data", "model"), P(None, "model")])
 def test_neighbours_in_a_field_send_edges_and_nothing_else(
     program: Callable[[jax.Array], jax.Array], cut: P, mesh_4x2: Mesh

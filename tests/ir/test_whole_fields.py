@@ -41,6 +41,12 @@ def wave(u: Any, before: Any, speed: Any) -> tuple[Any, Any]:
     return u.at[inside].set(now), u
 
 
+def edges(u: Any) -> Any:
+    """Nothing flows over the edges."""
+    wide = jnp.pad(u, 1, mode="edge")
+    return u + 0.1 * (wide[2:, 1:-1] + wide[:-2, 1:-1] + wide[1:-1, 2:] + wide[1:-1, :-2] - 4 * wide[1:-1, 1:-1])
+
+
 def upwind(u: Any) -> Any:
     flow = jnp.where(u[1:] > 0, u[1:] - u[:-1], jnp.clip(u[1:], -1, 1))
     return u.at[1:].add(-0.1 * flow)
@@ -76,6 +82,7 @@ def damped(u: Any) -> Any:
         lambda u: jax.vmap(heat)(jnp.stack([u, 2 * u])),
         lambda u: jax.grad(lambda u: (heat(heat(u)) ** 2).sum())(u),
         damped, lambda u: jnp.gradient(u),
+        edges, lambda u: sum(jnp.pad(u, ((1, 1), (0, 0)), mode="wrap")[i : i + 16] * (i + 1) for i in range(3)),
         lambda u: u.at[1:-1].set((u[2:] * 7).astype(jnp.int32).astype(jnp.bfloat16).astype(jnp.float32)),
     ],
 )  # fmt: skip
