@@ -44,3 +44,22 @@ def test_a_result_is_brought_to_where_it_lies_in_steps() -> None:
     compiled = lower_flat(traced, pins, mesh, (ends[0],) * 2, ends[1:], donate=()).compile()
     sent = {c.kind: c.bytes for c in compiled_collectives(compiled.as_text(), axes)}
     assert max(sent.values()) <= 64 * 64 * 4 / 4, sent
+
+
+def test_places_that_are_scattered_to_in_each_row_are_pinned_as_they_are_read() -> None:
+    """Labels whose batch two axes cut, beside logits whose words one of them does: of PPO on 4x4 v6e 412 MB of truth
+    values, pred[16, 512, 50304], were all_gathered that no plan knew of (jax 0.10.2, libtpu 0.0.42.1)."""
+    axes = (("data", 4), ("model", 2))
+    shapes = [jax.ShapeDtypeStruct((16, 64), jnp.float32), jax.ShapeDtypeStruct((16,), jnp.int32)]
+
+    def step(logits: jax.Array, labels: jax.Array) -> jax.Array:
+        return jax.grad(lambda x: jnp.take_along_axis(x, labels[:, None], 1).sum())(logits)
+
+    graph = trace(step, shapes, {}).graph
+    scatter = next(op for op in graph.ops if op.primitive.startswith("scatter"))
+    batch = np.array([-1, 0], np.int8)
+    values = {v.index: batch for v in graph.values if len(v.shape) > 1}
+    reads = {(op.index, i): values[v] for op in graph.ops for i, v in enumerate(op.operands) if v in values}
+    pins = planned_constraints(graph, values, reads, {}, Orders(axes=axes, chosen={}))
+    pinned = [pin.layout for pin in pins if pin.site == scatter.sites[1]]
+    assert [layout.dims[0] for layout in pinned] == [("model",)]
