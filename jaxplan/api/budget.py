@@ -85,11 +85,14 @@ def _proved(
     """The cheapest that fits of `found`, found at `limit`, what a search that proves more comes to there, and,
     while that is not known to be within `LEFT_GAP`, what searches find that are told what the rows lack of plans
     `over` the budget: their limit leaves out what overruns it, and takes in the room that others leave."""
-    best, overrun = found, list(over)
+    best, overrun, seen = found, list(over), {one.result.assignment for one in over}
     for _ in range(1 + PROOF_ROUNDS):
-        result = search(limit, best.result.assignment, told.space)
-        if not result.found:
+        if best.result.gap <= pipeline.options.relative_gap:
             break
+        result = search(limit, best.result.assignment, told.space)
+        if not result.found or result.assignment in seen:
+            break
+        seen.add(result.assignment)
         other, excess = pipeline.as_found(found.space, result, found.result.bound_s)
         if excess > 0:
             overrun.append(other)

@@ -206,9 +206,10 @@ class Pipeline:
         return self.under(dataclasses.replace(options, relative_gap=gap, time_limit_s=limit_s))
 
     def as_found(self, space: Space, result: SearchResult, bound_s: float) -> tuple[Found, int]:
-        """What was found, no better proved than `bound_s` says, and the bytes that it takes beyond the budget."""
+        """What was found, as well proved as `bound_s` says, and the bytes that it takes beyond the budget."""
         decision = decide(space, result.assignment)
-        memory, vouched = self.simulate(decision), _vouched_for(space, result)
+        memory = self.simulate(decision)
+        vouched = _vouched_for(space, dataclasses.replace(result, bound_s=min(bound_s, result.objective_s)))
         vouched = vouched.bounded(bound_s, self.options.relative_gap)
         found = Found(space=space, result=vouched, decision=decision, memory=memory)
         return found, memory.peak_bytes - self.budget_bytes

@@ -1,0 +1,52 @@
+"""Searching on where what was found is over budget as simulated: as well proved as before, and no search twice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh
+
+from jaxplan.api import Found, Options, Pipeline, model_of, target_of
+from jaxplan.api.budget import within_budget
+from jaxplan.ir import trace
+from jaxplan.search import Evaluator, SearchResult, Space
+
+
+def step(weights: Any, batch: Any) -> Any:
+    def loss(weights: Any) -> Any:
+        hidden = batch
+        for name in sorted(weights):
+            hidden = jnp.tanh(hidden @ weights[name])
+        return jnp.mean(hidden**2)
+
+    return jax.tree.map(lambda w, g: w - g, weights, jax.grad(loss)(weights))
+
+
+def test_what_fits_a_tight_budget_is_proved_by_the_first_search() -> None:
+    weights = {name: jax.ShapeDtypeStruct((4096, 4096), jnp.float32) for name in "abcdef"}
+    traced = trace(step, (weights, jax.ShapeDtypeStruct((8192, 4096), jnp.float32)), {}, donate_argnums=(0,))
+    target, options = target_of(AbstractMesh((8,), ("data",)), "h100"), Options()
+    planner = Pipeline(traced, target, model_of(target, options), 2**36, options, {}, {}, lambda _: None)
+    space = planner.space({})
+    roomy, _ = planner.as_found(space, planner.solve(space, planner.budget_bytes, None), 0.0)
+    counted = Evaluator(space.problem)(roomy.result.assignment).peak_bytes
+    planner.budget_bytes = (counted + roomy.memory.peak_bytes) // 2  # the rows let it through, the simulation doesn't
+    asked: list[tuple[int, int]] = []
+
+    def search(limit: int, begin: Sequence[int] | None = None, told: Space = space) -> SearchResult:
+        asked.append((limit, len(told.problem.usages)))
+        return planner.solve(told, limit, begin)
+
+    def loosely(limit: int, told: Space) -> SearchResult:
+        return replace(search(limit, None, told), bound_s=0.0)
+
+    found = within_budget(planner, space, search, loosely)
+    assert isinstance(found, Found) and found.memory.peak_bytes <= planner.budget_bytes
+    first = planner.solve(space, planner.budget_bytes, None)
+    assert asked[0] == (planner.budget_bytes, len(space.problem.usages)) and len(asked) > 1
+    assert found.result.bound_s == min(first.bound_s, found.result.objective_s) > 0
+    assert len(asked) <= len(set(asked)) + 1, "what was found loosely is looked for once more, to be proved"
