@@ -5,11 +5,13 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
+import jaxplan
 from jaxplan.ir import trace
 from jaxplan.lowering import Orders, lower_flat, planned_constraints
 from jaxplan.lowering.hlo import compiled_collectives
-from jaxplan.sharding import Layout
+from jaxplan.sharding import UNREDUCED, Layout
 
 AXES = (("data", 8),)
 ROWS, WHOLE = np.array([0], np.int8), np.array([-1], np.int8)
@@ -63,3 +65,37 @@ def test_places_that_are_scattered_to_in_each_row_are_pinned_as_they_are_read() 
     pins = planned_constraints(graph, values, reads, {}, Orders(axes=axes, chosen={}))
     pinned = [pin.layout for pin in pins if pin.site == scatter.sites[1]]
     assert [layout.dims[0] for layout in pinned] == [("model",)]
+
+
+@pytest.mark.aot_tpu
+def test_what_is_cast_twice_is_pinned_wherever_it_is_made() -> None:
+    """Cast for rows to be looked up by rows and columns, and for a product by rows, one cast is made for both: the
+    product took the former, and gathered the logits' gradients (PPO on eight v5e, jax 0.10.2, libtpu 0.0.42.1)."""
+    target, axes = jaxplan.target("tpu-v5e:2x4"), (("data", 4), ("model", 2))
+    mesh = target.mesh(**dict(axes))
+    shapes = [((512, 256), jnp.float32), ((1024, 512), jnp.bfloat16)]
+
+    def step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.tanh(w.astype(jnp.bfloat16)), (x @ w.astype(jnp.bfloat16)) * 2
+
+    traced = trace(step, [jax.ShapeDtypeStruct(*shape) for shape in shapes], {})
+    graph = traced.graph
+    rows, columns, both, whole = (np.array(row, np.int8) for row in ([0, 0], [1, 1], [1, 0], [-1, -1]))
+    values = dict.fromkeys(range(len(graph.values)), whole)
+    reads = {(op.index, i): whole for op in graph.ops for i in range(len(op.operands))}
+    values |= {graph.inputs[0]: rows, graph.inputs[1]: columns}
+    for op in graph.ops:
+        if op.primitive == "convert_element_type" and op.operands[0] == graph.inputs[0]:
+            reads[op.index, 0] = values[op.results[0]] = rows
+        if op.primitive == "tanh":
+            reads[op.index, 0] = values[op.results[0]] = both
+        if op.primitive == "dot_general":
+            reads[op.index, 0], reads[op.index, 1] = columns, rows
+            values[op.results[0]] = np.array([UNREDUCED, UNREDUCED], np.int8)
+    pins = planned_constraints(graph, values, reads, {}, Orders(axes=axes, chosen={}))
+    ends = [Layout(dims=(("data", "model"), ())), Layout(dims=((), ("data", "model")))]
+    results = [Layout(dims=(("model",), ("data",))), Layout(dims=((), ()))]
+    lowered = lower_flat(traced, pins, mesh, ends, results, donate=())
+    sent = compiled_collectives(lowered.compile(compiler_options=dict(target.compiler_options)).as_text(), axes)
+    assert not [c for c in sent if c.kind == "all_gather" and c.bytes >= 1024 * 512 * 2], "of the product's operand"
+    assert [c.bytes for c in sent if c.kind == "all_reduce"] == [1024 * 256 * 2]
