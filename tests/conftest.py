@@ -19,6 +19,9 @@ import pytest
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
+    from jaxplan.api import Pipeline
+    from jaxplan.ir import Traced
+
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     # The timeout: eight devices share the cores there are, a loaded machine is no deadlock.
@@ -79,6 +82,47 @@ def mesh_4x2() -> Mesh:
 def mesh_2x2x2() -> Mesh:
     """Three axes, of equal sizes: only their names tell them apart."""
     return _host_mesh(data=2, fsdp=2, model=2)
+
+
+@pytest.fixture(scope="session")
+def planner_for() -> Callable[..., Pipeline]:
+    """`planner_for(traced, sizes, hardware)`: what searches a step, over axes "data", "model" and "more"."""
+
+    def make(traced: Traced, sizes: tuple[int, ...], hardware: str, budget_bytes: int | None = None) -> Pipeline:
+        from jax.sharding import AbstractMesh
+
+        from jaxplan.api import Options, Pipeline, model_of, target_of
+
+        target = target_of(AbstractMesh(sizes, ("data", "model", "more")[: len(sizes)]), hardware)
+        options, budget_bytes = Options(), budget_bytes or target.profile.usable_bytes
+        return Pipeline(traced, target, model_of(target, options), budget_bytes, options, {}, {}, lambda _: None)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def chain() -> Callable[[int, int], Traced]:
+    """`chain(layers, rows)`: a train step through so many products of 4096 x 4096, of a batch of so many rows."""
+
+    def make(layers: int, rows: int) -> Traced:
+        import jax
+        import jax.numpy as jnp
+
+        from jaxplan.ir import trace
+
+        def step(weights: Any, batch: Any) -> Any:
+            def loss(weights: Any) -> Any:
+                hidden = batch
+                for name in sorted(weights):
+                    hidden = jnp.tanh(hidden @ weights[name])
+                return jnp.mean(hidden**2)
+
+            return jax.tree.map(lambda w, g: w - g, weights, jax.grad(loss)(weights))
+
+        weights = {f"w{layer}": jax.ShapeDtypeStruct((4096, 4096), jnp.float32) for layer in range(layers)}
+        return trace(step, (weights, jax.ShapeDtypeStruct((rows, 4096), jnp.float32)), {}, donate_argnums=(0,))
+
+    return make
 
 
 @functools.cache

@@ -34,7 +34,7 @@ def nearer(pipeline: Pipeline, fits: Found, over: Found) -> Found:
     """
     evaluator, left = Evaluator(fits.space.problem), SIMULATIONS
     chosen, other = np.array(fits.result.assignment), np.array(over.result.assignment)
-    memory, objective_s = fits.memory, fits.result.objective_s
+    decision, memory, objective_s = fits.decision, fits.memory, fits.result.objective_s
 
     def taken(part: np.ndarray) -> np.ndarray:
         made = chosen.copy()
@@ -51,10 +51,11 @@ def nearer(pipeline: Pipeline, fits: Found, over: Found) -> Found:
         moved, failed = False, []
         for saved, part in tried[:left]:
             made = taken(part)
-            simulated = pipeline.simulate(decide(fits.space, made.tolist()))
+            decided = decide(fits.space, made.tolist())
+            simulated = pipeline.simulate(decided)
             room = simulated.peak_bytes < memory.peak_bytes
             if simulated.peak_bytes <= pipeline.budget_bytes and (room or saved > LEAST_GAIN * objective_s):
-                chosen, memory, moved = made, simulated, True
+                chosen, decision, memory, moved = made, decided, simulated, True
             else:
                 failed.append((saved, part))
         left -= len(tried)
@@ -65,7 +66,7 @@ def nearer(pipeline: Pipeline, fits: Found, over: Found) -> Found:
     if not result.objective_s < objective_s:
         return fits
     result = result.bounded(result.bound_s, pipeline.options.relative_gap)
-    return replace(fits, result=result, decision=decide(fits.space, chosen.tolist()), memory=memory)
+    return replace(fits, result=result, decision=decision, memory=memory)
 
 
 def differing(one: Found, other: Found) -> Iterator[np.ndarray]:

@@ -15,7 +15,7 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..ir import Graph, Lives, Op, lives_of
+from ..ir import VIEWS, Graph, Lives, Op, lives_of
 from ..sharding import Rule
 from .apart import made_apart, reordered
 from .bodies import Body, bodies
@@ -30,7 +30,6 @@ from .masks import is_dear, is_mask, padded_for_products, read_by_expansions, re
 from .on_chip import Resident, residents
 from .outermost import outside_tiles
 from .residency import (
-    VIEWS,
     Flow,
     SecondStack,
     late_products,

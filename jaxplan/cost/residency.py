@@ -6,11 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..ir import Graph, Loop, Op
+from ..ir import VIEWS, Graph, Loop, Op
 from ..sharding import Rule
-
-VIEWS = frozenset({"reshape", "squeeze", "transpose"})
-"""Movement that a contraction's operand or result needs no memory for."""
 
 _TWICE = frozenset({"integer_pow", "square"})
 """Operations of one operand that XLA computes as a product of two."""

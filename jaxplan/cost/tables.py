@@ -40,8 +40,8 @@ class RowUpdate(NamedTuple):
 def row_updates(graph: Graph, rules: Sequence[Rule]) -> tuple[RowUpdate, ...]:
     """The tables of a step that are updated with rows scattered into zeros."""
     settled, found = settled_values(graph), []
-    for op in graph.ops:
-        if not op.primitive.startswith("scatter") or not _rows_of(op, graph):
+    for op in graph.lookups():
+        if op.primitive == "gather" or not _rows_of(op, graph):
             continue
         gradient = op.results[0]
         shape, made = graph.values[gradient].shape, {gradient}
@@ -131,7 +131,7 @@ def tiled_in_rows(graph: Graph) -> dict[int, Tiling]:
     """The values that gathers and scatters of whole rows read and make, but for the step's arguments and results."""
     found: dict[int, Tiling] = {}
     ends = {*graph.inputs, *graph.outputs}
-    for op in graph.ops:
+    for op in graph.lookups():
         for value, tiling in _rows_of(op, graph):
             before = found.get(value)
             if value in ends or (tiling == "table" and before is not None):
@@ -147,7 +147,7 @@ def tiled_as_read(
 ) -> dict[int, Tiling]:
     """`tiled_in_rows` where it is decided in which layouts the tables are read, of all rows."""
     found: dict[int, Tiling] = {}
-    for op in graph.ops if any(isinstance(tiling, RowsOf) for tiling in rows.values()) else ():
+    for op in graph.lookups() if rows else ():
         for value, tiling in _rows_of(op, graph):
             row = reads.get((op.index, 0))
             if isinstance(tiling, RowsOf) and isinstance(rows.get(value), RowsOf) and row is not None:
@@ -168,7 +168,7 @@ def _returned_rows(
 ) -> Iterator[TableCopy]:
     """Gathers that are returned: their rows are copied into results, which lie as results do."""
     returned = set(graph.outputs)
-    for op in graph.ops:
+    for op in graph.lookups():
         if op.primitive != "gather" or op.results[0] not in returned or not _rows_of(op, graph):
             continue
         value, table = op.results[0], reads.get((op.index, 0))
@@ -186,9 +186,7 @@ def _gathered(
     An argument that is converted first is copied as it is: XLA converts what was gathered.
     """
     arguments = set(graph.inputs)
-    for op in graph.ops if rows else ():
-        if "gather" not in op.primitive and "scatter" not in op.primitive:
-            continue
+    for op in graph.lookups() if rows else ():
         if op.operands[:1] not in [(table,) for table, _ in _rows_of(op, graph)] or (op.index, 0) not in reads:
             continue
         argument = op.operands[0]
@@ -200,13 +198,11 @@ def _gathered(
 
 
 def _rows_of(op: Op, graph: Graph) -> list[tuple[int, Tiling]]:
-    """The tables and the rows of a gather or scatter whose rows' last dimension is moved whole."""
+    """The tables and the rows of one of `Graph.lookups` whose rows' last dimension is moved whole."""
     if op.primitive == "gather":
         rows, windows = op.results[0], op.params["dimension_numbers"].offset_dims
-    elif op.primitive.startswith("scatter"):
-        rows, windows = op.operands[2], op.params["dimension_numbers"].update_window_dims
     else:
-        return []
+        rows, windows = op.operands[2], op.params["dimension_numbers"].update_window_dims
     if len(graph.values[rows].shape) - 1 not in windows:
         return []
     tables = [op.operands[0]] if op.primitive == "gather" else [op.operands[0], *op.results]
@@ -243,7 +239,7 @@ def list_copies(
       room: bytes of the vector memory; smaller lists are in there.
     """
     uses = graph.uses()
-    for op in graph.ops:
+    for op in graph.lookups():
         for value, tiling in _rows_of(op, graph)[:1]:
             gathered = op.primitive == "gather"
             row, table = values.get(value) if gathered else reads.get((op.index, 2)), reads.get((op.index, 0))

@@ -41,6 +41,11 @@ class Site(NamedTuple):
     position: int
 
 
+VIEWS = frozenset({"reshape", "squeeze", "transpose"})
+"""Operations that say a tensor's elements in another order or shape: a contraction's operand or result needs no memory
+for that."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Value:
     """One tensor. `shape` is global; `item_bytes` the size of an element; `site` where it is made (None: input).
@@ -182,6 +187,10 @@ class Graph:
         """For every value the operation that makes it, or -1."""
         return self._producers
 
+    def lookups(self) -> Sequence[Op]:
+        """The operations that gather or scatter."""
+        return self._lookups
+
     def loops_around(self) -> Sequence[tuple[tuple[int, int], ...]]:
         """For every operation the (start, stop) of the loops around it, outer first."""
         return self._loops_around
@@ -224,6 +233,10 @@ class Graph:
             for position, operand in enumerate(op.operands):
                 uses[operand].append((op.index, position))
         return uses
+
+    @functools.cached_property
+    def _lookups(self) -> list[Op]:
+        return [op for op in self.ops if op.primitive == "gather" or op.primitive.startswith("scatter")]
 
     @functools.cached_property
     def _producers(self) -> list[int]:

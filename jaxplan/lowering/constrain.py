@@ -6,15 +6,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import numpy as np
 
-from ..ir import SUMS, Graph, Op, Site
+from ..ir import SUMS, VIEWS, Graph, Op, Site
 from ..plans import Constraint
 from ..sharding import NONE, UNREDUCED, Layout, cut_locally, reshard_path, runs_locally, sums_locally
 from .axis_orders import Orders
 from .kernels import LOCAL
 from .pending import HELD, held_values
 
-_VIEWS = frozenset({"convert_element_type", "reshape", "squeeze", "transpose"})
-"""What reads one tensor and computes nothing of it, or next to nothing."""
+_CASTS_AND_VIEWS = VIEWS | {"convert_element_type"}
 
 
 def finished(row: np.ndarray) -> np.ndarray:
@@ -141,7 +140,7 @@ def made_alike(graph: Graph, values: frozenset[int]) -> frozenset[int]:
     """
     number, alike = list(range(len(graph.values))), dict[tuple[object, ...], int]()
     for op in graph.ops if values else ():
-        if op.primitive in _VIEWS:
+        if op.primitive in _CASTS_AND_VIEWS:
             (result,) = op.results
             key = op.primitive, str(op.params), graph.values[result].shape, number[op.operands[0]]
             number[result] = alike.setdefault(key, result)
@@ -174,8 +173,8 @@ def compared(graph: Graph) -> Iterator[tuple[int, int]]:
     unless they are pinned: of labels whose batch two axes cut, next to logits whose words one of them does, all truth
     values were gathered over that, pred[16, 512, 50304] (v6e, jax 0.10.2, libtpu 0.0.42.1).
     """
-    for op in graph.ops:
-        if op.primitive.startswith("scatter") and op.params["dimension_numbers"].operand_batching_dims:
+    for op in graph.lookups():
+        if op.primitive != "gather" and op.params["dimension_numbers"].operand_batching_dims:
             yield op.index, 1
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AbstractMesh
 
-from jaxplan.api import Found, Options, Pipeline, model_of, target_of
+from jaxplan.api import Found, Pipeline
 from jaxplan.api.between import differing, nearer
 from jaxplan.api.found import assignment_in
 from jaxplan.ir import trace
@@ -23,11 +23,10 @@ def step(weights: Any, batch: Any) -> Any:
     return batch
 
 
-def test_between_two_plans_the_parts_that_fit_are_taken() -> None:
+def test_between_two_plans_the_parts_that_fit_are_taken(planner_for: Callable[..., Pipeline]) -> None:
     weights = {name: jax.ShapeDtypeStruct((4096, 4096), jnp.float32) for name in "abcd"}
     traced = trace(step, (weights, jax.ShapeDtypeStruct((32768, 4096), jnp.float32)), {})
-    target, options = target_of(AbstractMesh((8,), ("data",)), "h100"), Options()
-    planner = Pipeline(traced, target, model_of(target, options), 2**36, options, {}, {}, lambda _: None)
+    planner = planner_for(traced, (8,), "h100", 2**36)
     space = planner.space({})
 
     def whole(found: Any) -> Found:

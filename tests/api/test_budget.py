@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
-import jax
-import jax.numpy as jnp
-from jax.sharding import AbstractMesh
-
-from jaxplan.api import Found, Options, Pipeline, model_of, target_of
+from jaxplan.api import Found, Pipeline
 from jaxplan.api.budget import within_budget
-from jaxplan.ir import trace
+from jaxplan.ir import Traced
 from jaxplan.search import Evaluator, SearchResult, Space
 
 
-def step(weights: Any, batch: Any) -> Any:
-    def loss(weights: Any) -> Any:
-        hidden = batch
-        for name in sorted(weights):
-            hidden = jnp.tanh(hidden @ weights[name])
-        return jnp.mean(hidden**2)
-
-    return jax.tree.map(lambda w, g: w - g, weights, jax.grad(loss)(weights))
-
-
-def test_what_fits_a_tight_budget_is_proved_by_the_first_search() -> None:
-    weights = {name: jax.ShapeDtypeStruct((4096, 4096), jnp.float32) for name in "abcdef"}
-    traced = trace(step, (weights, jax.ShapeDtypeStruct((8192, 4096), jnp.float32)), {}, donate_argnums=(0,))
-    target, options = target_of(AbstractMesh((8,), ("data",)), "h100"), Options()
-    planner = Pipeline(traced, target, model_of(target, options), 2**36, options, {}, {}, lambda _: None)
+def test_what_fits_a_tight_budget_is_proved_by_the_first_search(
+    planner_for: Callable[..., Pipeline], chain: Callable[[int, int], Traced]
+) -> None:
+    planner = planner_for(chain(6, 8192), (8,), "h100", 2**36)
     space = planner.space({})
     roomy, _ = planner.as_found(space, planner.solve(space, planner.budget_bytes, None), 0.0)
     counted = Evaluator(space.problem)(roomy.result.assignment).peak_bytes

@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh
 
-from jaxplan.api import Found, Options, Pipeline, model_of, target_of
+from jaxplan.api import Found, Pipeline
 from jaxplan.api.told import Told
-from jaxplan.ir import trace
+from jaxplan.ir import Traced, trace
 from jaxplan.search import Evaluator
 
 
-def step(weights: Any, batch: Any) -> Any:
-    def loss(weights: Any) -> Any:
-        hidden = batch
-        for name in sorted(weights):
-            hidden = jnp.tanh(hidden @ weights[name])
-        return jnp.mean(hidden**2)
-
-    return jax.tree.map(lambda w, g: w - g, weights, jax.grad(loss)(weights))
-
-
-def test_copies_at_the_peak_are_counted_by_who_reads_them() -> None:
-    weights = {name: jax.ShapeDtypeStruct((4096, 4096), jnp.float32) for name in "abc"}
-    traced = trace(step, (weights, jax.ShapeDtypeStruct((32768, 4096), jnp.float32)), {}, donate_argnums=(0,))
-    target = target_of(AbstractMesh((8,), ("data",)), "h100")
-    options = Options()
-    planner = Pipeline(traced, target, model_of(target, options), 2**32, options, {}, {}, lambda _: None)
+def test_copies_at_the_peak_are_counted_by_who_reads_them(
+    planner_for: Callable[..., Pipeline], chain: Callable[[int, int], Traced]
+) -> None:
+    planner = planner_for(chain(3, 32768), (8,), "h100", 2**32)
     fsdp = planner.search(planner.template("fsdp") or {})
     assert isinstance(fsdp, Found)
     told = Told(planner, fsdp.space)
@@ -44,7 +32,9 @@ def test_copies_at_the_peak_are_counted_by_who_reads_them() -> None:
     assert told.limit_bytes(fsdp) < counted.peak_bytes
 
 
-def test_the_scratch_of_sums_is_counted_where_another_plan_does_without() -> None:
+def test_the_scratch_of_sums_is_counted_where_another_plan_does_without(
+    planner_for: Callable[..., Pipeline],
+) -> None:
     def two(weights: Any, batch: Any) -> Any:
         return jnp.tanh(batch @ weights["a"]) @ weights["b"]
 
@@ -53,8 +43,7 @@ def test_the_scratch_of_sums_is_counted_where_another_plan_does_without() -> Non
         "b": jax.ShapeDtypeStruct((16384, 4096), jnp.float32),
     }
     traced = trace(two, (weights, jax.ShapeDtypeStruct((4096, 4096), jnp.float32)), {})
-    target, options = target_of(AbstractMesh((8,), ("data",)), "tpu-v5e"), Options()
-    planner = Pipeline(traced, target, model_of(target, options), 2**33, options, {}, {}, lambda _: None)
+    planner = planner_for(traced, (8,), "tpu-v5e", 2**33)
     rows = planner.search({2: lambda places: (places == 0).any(axis=1)})
     summed = planner.search(
         {0: lambda places: (places == 1).any(axis=1), 1: lambda places: (places == 0).any(axis=1)}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 from jax.sharding import AbstractMesh
 
 import jaxplan
-from jaxplan.api import Found, Options, Pipeline, model_of, target_of
+from jaxplan.api import Found, Options, Pipeline
 from jaxplan.api.in_orders import in_orders
 from jaxplan.api.turning import _turned
 from jaxplan.ir import trace
@@ -18,16 +20,11 @@ from jaxplan.search import Evaluator, Space, solve
 from models import get, get_config
 
 
-def planner_of(*sizes: int) -> Pipeline:
-    """Of a graph network, in whose messages edges and nodes take one another's axes."""
+def messages() -> tuple[Any, tuple[Any, Any]]:
+    """A step of a graph network, in whose messages edges and nodes take one another's axes, and its shapes."""
     gnn, config = get("gnn"), get_config("gnn", "ogbn-products")
     state = jax.eval_shape(lambda key: gnn.init_state(config, key), jax.random.key(0))
-    traced = trace(gnn.make_train_step(config), (state, gnn.batch_shapes(config)), {}, donate_argnums=(0,))
-    mesh, options = AbstractMesh(sizes, ("data", "model", "more")[: len(sizes)]), Options()
-    target = target_of(mesh, "tpu-v5p")
-    return Pipeline(
-        traced, target, model_of(target, options), target.profile.hbm_bytes, options, {}, {}, lambda _: None
-    )
+    return gnn.make_train_step(config), (state, gnn.batch_shapes(config))
 
 
 def perturbed(space: Space, seed: int, shift: float) -> tuple[int, ...]:
@@ -44,17 +41,18 @@ def perturbed(space: Space, seed: int, shift: float) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("sizes", [(4, 4), (8, 8)])
-def test_the_search_that_knows_all_orders_proves_what_turns(sizes: tuple[int, ...]) -> None:
-    gnn, config = get("gnn"), get_config("gnn", "ogbn-products")
-    state = jax.eval_shape(lambda key: gnn.init_state(config, key), jax.random.key(0))
+def test_the_search_that_knows_all_orders_proves_what_turns(
+    sizes: tuple[int, ...], planner_for: Callable[..., Pipeline]
+) -> None:
+    train_step, shapes = messages()
     step = jaxplan.auto_shard(
-        gnn.make_train_step(config), AbstractMesh(sizes, ("data", "model")), donate_argnums=0, hardware="tpu-v5p",
+        train_step, AbstractMesh(sizes, ("data", "model")), donate_argnums=0, hardware="tpu-v5p",
         options={"compare_templates": False},
     )  # fmt: skip
-    cost = step.plan(state, gnn.batch_shapes(config)).cost
+    cost = step.plan(*shapes).cost
     assert cost.gap < 0.006
     assert (cost.termination == "optimal") == (cost.gap <= Options().relative_gap)
-    planner = planner_of(*sizes)
+    planner = planner_for(trace(train_step, shapes, {}, donate_argnums=(0,)), sizes, "tpu-v5p")
     alone = planner.within(planner.space({}), None)
     assert isinstance(alone, Found)
     _, turns = _turned(planner, alone)
@@ -64,8 +62,11 @@ def test_the_search_that_knows_all_orders_proves_what_turns(sizes: tuple[int, ..
 
 
 @pytest.mark.parametrize("sizes", [(4, 4), pytest.param((4, 2, 2), marks=pytest.mark.slow)])
-def test_no_plan_with_its_turns_is_cheaper_than_with_every_order(sizes: tuple[int, ...]) -> None:
-    planner = planner_of(*sizes)
+def test_no_plan_with_its_turns_is_cheaper_than_with_every_order(
+    sizes: tuple[int, ...], planner_for: Callable[..., Pipeline]
+) -> None:
+    train_step, shapes = messages()
+    planner = planner_for(trace(train_step, shapes, {}, donate_argnums=(0,)), sizes, "tpu-v5p")
     space = planner.space({})
     every = in_orders(space, planner.model, planner.target.axes)
     assert every is not None

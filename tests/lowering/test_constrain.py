@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -68,7 +71,7 @@ def test_places_that_are_scattered_to_in_each_row_are_pinned_as_they_are_read() 
 
 
 @pytest.mark.aot_tpu
-def test_what_is_cast_twice_is_pinned_wherever_it_is_made() -> None:
+def test_what_is_cast_twice_is_pinned_wherever_it_is_made(tpu_topology: Callable[[str], Any]) -> None:
     """Cast for rows to be looked up by rows and columns, and for a product by rows, one cast is made for both: the
     product took the former, and gathered the logits' gradients (PPO on eight v5e, jax 0.10.2, libtpu 0.0.42.1)."""
     target, axes = jaxplan.target("tpu-v5e:2x4"), (("data", 4), ("model", 2))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import AbstractMesh
 
-from jaxplan.api import Found, Options, Pipeline, model_of, target_of
+from jaxplan.api import Found, Pipeline
 from jaxplan.ir import trace
 
 BF16, F32 = jnp.bfloat16, jnp.float32
@@ -66,13 +66,10 @@ def of(*shape: int, dtype: Any = F32) -> jax.ShapeDtypeStruct:
         (pooled, (of(3, 3, 16, 32), of(32, 64, 64, 16))),
     ],
 )  # fmt: skip
-def test_rows_count_what_the_simulation_counts(step: Any, shapes: Any) -> None:
-    target = target_of(AbstractMesh((4, 2), ("data", "model")), "h100")
-    options = Options()
-    traced = trace(step, shapes, {}, donate_argnums=(0,))
-    planner = Pipeline(
-        traced, target, model_of(target, options), target.profile.usable_bytes, options, {}, {}, lambda _: None
-    )
+def test_rows_count_what_the_simulation_counts(
+    step: Any, shapes: Any, planner_for: Callable[..., Pipeline]
+) -> None:
+    planner = planner_for(trace(step, shapes, {}, donate_argnums=(0,)), (4, 2), "h100")
     found = planner.search({})
     assert isinstance(found, Found)
     assert found.result.peak_bytes == pytest.approx(found.memory.peak_bytes, rel=0.03)
