@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterable, Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -136,6 +137,45 @@ def cut_copies(
     ):
         leaves[i] = leaf
     return jax.tree.unflatten(tree, leaves)
+
+
+def argument_numbers(name: str, fn: Callable[..., Any], numbers: int | Sequence[int]) -> tuple[int, ...]:
+    """Numbers of arguments of `fn`; refused where it has no such arguments."""
+    found = (numbers,) if isinstance(numbers, int) else tuple(numbers)
+    if not all(isinstance(number, int) for number in found):
+        raise ArgumentError(f"{name}={numbers!r} must be numbers of arguments: 0 is the first")
+    try:
+        kinds = [parameter.kind for parameter in inspect.signature(fn).parameters.values()]
+    except (TypeError, ValueError):  # a builtin or C callable has no signature
+        return found
+    count = sum(kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
+    if inspect.Parameter.VAR_POSITIONAL not in kinds and any(not -count <= number < count for number in found):
+        step = getattr(fn, "__name__", type(fn).__name__)
+        raise ArgumentError(f"{name}={numbers!r}: `{step}` has {count} positional arguments, 0 is the first")
+    return found
+
+
+def brought_over(
+    error: ValueError, shardings: Any, former: Sequence[Any], donated: Sequence[int], args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:  # fmt: skip
+    """The arguments with those brought over that lie as one of `former` shardings has them; None where none does.
+
+    Those that are donated give up their place at once: there may be none for both.
+    """
+    if not _about_placement(error):
+        return None
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    wanted = jax.tree.leaves(shardings)
+    before = [jax.tree.leaves(one) for one in former]
+    flags = [n in donated for n, argument in enumerate(args) for _ in jax.tree.leaves(argument)]
+    flags += [False] * (len(leaves) - len(flags))
+    found = False
+    for i, (leaf, sharding) in enumerate(zip(leaves, wanted, strict=True)):
+        if _misplaced(leaf, sharding) and any(not _misplaced(leaf, one[i]) for one in before):
+            leaves[i] = jax.device_put(leaf, sharding, donate=flags[i])
+            found = True
+    return jax.tree.unflatten(tree, leaves) if found else None
 
 
 def without_repeats(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh
 
 from .._jax import jit_settings
-from ..errors import ArgumentError, PlanMismatchError
+from ..errors import ArgumentError
 from ..hardware import CompileTarget
 from ..ir import Traced, argument_names, on_host, positions_of, trace
 from ..plans import Plan
@@ -20,16 +19,24 @@ from ..search import Allowed, StrategyProblem, start_solver
 from ..sharding import MeshAxes, registered
 from ..units import parse_bytes
 from .annotations import Annotations, annotations_of
-from .arguments import as_auto_mesh_in_force, check_arguments, collector_paused, outside_any_mesh, shape_of
+from .arguments import (
+    argument_numbers,
+    as_auto_mesh_in_force,
+    check_arguments,
+    collector_paused,
+    outside_any_mesh,
+    shape_of,
+)
 from .candidates import Pipeline
 from .devices import AUTO, Devices, devices_of
+from .held import Held
 from .mesh_search import plan_on_devices
 from .meshes import Target, target_of
 from .modules import ModuleSteps, apart
-from .options import Options, as_options
+from .options import Options, as_options, speaker
 from .planner import make_pipeline, make_plan
 from .processes import agreed_plan, plan_digest
-from .variant import ExplicitArguments, OtherSignature, Variant
+from .variant import ExplicitArguments, OtherSignature, Variant, bound_plan
 
 
 class ShardedStep:
@@ -142,7 +149,8 @@ class ShardedStep:
             plan, traced, self._place = plan_on_devices(
                 self._place, call, self._budget, self._constraints, self._options, self._settings(None)
             )
-            return Variant(traced, plan, self._place, donate, bool(dynamic_kwargs))
+            held = self._holding(plan, traced, self._place, call.said(traced, self._place.axes))
+            return Variant(traced, plan, self._place, donate, bool(dynamic_kwargs), held)
         target = self._place
         traced = call.traced(target)
         said = call.said(traced, target.axes)
@@ -154,11 +162,24 @@ class ShardedStep:
 
         def make() -> Plan:
             if self._options.plan is not None:
-                return _bound(self._options.plan, traced, target)
+                return bound_plan(self._options.plan, traced, target)
             return make_plan(traced, target, self._budget, self._constraints, self._options, said)
 
         plan = agreed_plan(traced, target, self._settings(said), make)
-        return Variant(traced, plan, target, donate, bool(dynamic_kwargs))
+        return Variant(traced, plan, target, donate, bool(dynamic_kwargs), self._holding(plan, traced, target, said))
+
+    def _holding(self, plan: Plan, traced: Traced, target: Target, said: Annotations) -> Held | None:
+        """What plans the step again within less; None where a plan stays, whatever it is compiled to."""
+        if not self._options.hold or self._options.plan is not None or not target.is_profiled:
+            return None
+
+        def within(limit_bytes: int) -> Plan:
+            def make() -> Plan:
+                return make_plan(traced, target, limit_bytes, self._constraints, self._options, said)
+
+            return agreed_plan(traced, target, {**self._settings(said), "held to": f"{limit_bytes} bytes"}, make)
+
+        return Held(plan, within, speaker(self._options))
 
     def _positions(self, args: tuple[Any, ...]) -> set[int]:
         """Where the static arguments are."""
@@ -288,17 +309,6 @@ class ShardedStep:
         )
 
 
-def _bound(plan: Plan, traced: Traced, target: Target) -> Plan:
-    """A plan from a file, for this step; refused when the step's leaves or program are not those it was made for."""
-    bound = plan.bind_leaves(traced.inputs, traced.outputs, traced.in_tree, traced.out_tree, target.mesh)
-    if plan.fingerprint != traced.fingerprint and plan.jax_version == jax.__version__:
-        raise PlanMismatchError(
-            f"the plan was made for another program than `{traced.name}`: all its leaves agree, but its computation "
-            f"differs (fingerprint {plan.fingerprint} in the plan, {traced.fingerprint} now). Plan it again."
-        )
-    return bound
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Call:
     """The program and the annotations of one call, for whatever mesh."""
@@ -366,8 +376,8 @@ def auto_shard(
 
     def wrap(fn: Callable[..., Any]) -> ShardedStep:
         return ShardedStep(
-            fn, place, donate_argnums=_ints("donate_argnums", fn, donate_argnums),
-            static_argnums=_ints("static_argnums", fn, static_argnums),
+            fn, place, donate_argnums=argument_numbers("donate_argnums", fn, donate_argnums),
+            static_argnums=argument_numbers("static_argnums", fn, static_argnums),
             static_argnames=(static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames),
             memory_budget=memory_budget, constraints=constraints, options=as_options(options),
         )  # fmt: skip
@@ -377,22 +387,6 @@ def auto_shard(
 
 def _is_auto(mesh: Any) -> bool:
     return isinstance(mesh, str) and mesh == AUTO
-
-
-def _ints(name: str, fn: Callable[..., Any], numbers: int | Sequence[int]) -> tuple[int, ...]:
-    """Numbers of arguments of `fn`; refused where it has no such arguments."""
-    found = (numbers,) if isinstance(numbers, int) else tuple(numbers)
-    if not all(isinstance(number, int) for number in found):
-        raise ArgumentError(f"{name}={numbers!r} must be numbers of arguments: 0 is the first")
-    try:
-        kinds = [parameter.kind for parameter in inspect.signature(fn).parameters.values()]
-    except (TypeError, ValueError):  # a builtin or C callable has no signature
-        return found
-    count = sum(kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
-    if inspect.Parameter.VAR_POSITIONAL not in kinds and any(not -count <= number < count for number in found):
-        step = getattr(fn, "__name__", type(fn).__name__)
-        raise ArgumentError(f"{name}={numbers!r}: `{step}` has {count} positional arguments, 0 is the first")
-    return found
 
 
 def plan(train_step: Callable[..., Any], mesh: Any, *shapes: Any, **settings: Any) -> Plan:

@@ -136,6 +136,14 @@ class Pipeline:
         other.__dict__["_free"], other.options = self._free, options
         return other
 
+    def with_budget(self, budget_bytes: int) -> Pipeline:
+        """The same, priced once for both, searched within another budget."""
+        other = copy.copy(self)
+        other.budget_bytes = budget_bytes
+        problem = dataclasses.replace(self._free.problem, limit_bytes=budget_bytes)
+        other.__dict__["_free"] = dataclasses.replace(self._free, problem=problem)
+        return other
+
     def template(self, name: str) -> dict[int, Allowed] | None:
         """Pins of a named template; None when the mesh has too few axes for it."""
         return template_pins(name, self.kinds, self.batch_dims, self.target.axes)

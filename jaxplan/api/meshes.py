@@ -30,6 +30,11 @@ class Target:
     device_kind: str
     platform: str
 
+    @property
+    def is_profiled(self) -> bool:
+        """Whether the devices are of the profile's kind, and not stand-ins for what is planned for."""
+        return self.platform == _PLATFORMS[self.profile.kind]
+
 
 _PLATFORMS = {"tpu": "tpu", "gpu": "cuda", "cpu": "cpu"}
 

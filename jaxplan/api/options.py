@@ -41,6 +41,8 @@ class Options:
       mesh_axes: the most axes, 1 to 3, of a mesh that the planner chooses (`mesh="auto"`).
       refine: how many of the best distinct plans (the search's and the templates') are compiled for the mesh's devices,
         of which the fastest as compiled is kept.  0 compiles none.
+      hold: the first call of a signature, which compiles the step, compares what XLA made of it with the memory budget,
+        and plans again what takes more, within less.
       strict: a primitive without a sharding rule is an error instead of a warning.
       max_strategies: of one operation; see `search.build`. Where it strikes (four axes and more), nothing is proved.
       seed: of the search.
@@ -65,6 +67,7 @@ class Options:
     compare_templates: bool = True
     mesh_axes: int = 2
     refine: int = 0
+    hold: bool = True
     fold: Literal["auto"] | bool = "auto"
     unfold_gap: float = 0.01
     strict: bool = False

@@ -16,6 +16,7 @@ from ..sharding import Beside
 from .annotations import Annotations, summary, unruled
 from .candidates import Pipeline
 from .found import Candidate, Found, Nothing
+from .held import Held
 from .infeasible import explain_infeasible
 from .meshes import Target
 from .options import TEMPLATES, Options
@@ -57,9 +58,30 @@ def make_plan(
 def plan_prepared(ready: Prepared, hint: Found | None = None) -> Plan:
     """The plan of a step that is traced, priced and pinned; `hint`: what an earlier search of the same found.
 
+    Where `options.refine` has plans compiled and none keeps to the budget so, the step is planned again within less.
+
     Raises:
       InfeasibleError: nothing fits the budget.
     """
+    budget_bytes = ready.pipeline.budget_bytes
+    plan, over_bytes = _planned(ready, budget_bytes, hint)
+    if over_bytes is None:
+        return plan
+
+    def within(limit_bytes: int) -> Plan:
+        nonlocal over_bytes
+        tighter = replace(ready, pipeline=ready.pipeline.with_budget(limit_bytes))
+        plan, over_bytes = _planned(tighter, budget_bytes)
+        return plan
+
+    held = Held(plan, within, ready.pipeline.say)
+    while over_bytes is not None and held.again(over_bytes):
+        pass
+    return held.plan
+
+
+def _planned(ready: Prepared, budget_bytes: int, hint: Found | None = None) -> tuple[Plan, int | None]:
+    """The plan, and its bytes a device as compiled where they are known to be over `budget_bytes`."""
     started = time.perf_counter()
     pipeline, input_pins = ready.pipeline, ready.pins
     target, options, traced = pipeline.target, pipeline.options, pipeline.traced
@@ -102,8 +124,9 @@ def plan_prepared(ready: Prepared, hint: Found | None = None) -> Plan:
     if begins and isinstance(start, Found):
         times["as annotated"] = best.searched_s(start.result.objective_s, options.overlap)
     tried: tuple[str, ...] = ()
+    over_bytes = None
     if options.refine:
-        best, tried = refined(pipeline, best, rivals)
+        best, tried, over_bytes = refined(pipeline, best, rivals, budget_bytes)
     if isinstance(outcome, Found):
         best = bounded_by(best, outcome)
     plan = finished_plan(pipeline, best, times, time.perf_counter() - started)
@@ -112,7 +135,7 @@ def plan_prepared(ready: Prepared, hint: Found | None = None) -> Plan:
         [heeded.inputs[position] for position in ready.annotated],
         [heeded.outputs[position] for position in ready.annotated_outputs],
     )
-    return replace(
+    plan = replace(
         plan,
         assumptions=(*plan.assumptions, *summary(*pinned, options.annotations), *tried),
         warnings=(*plan.warnings, *unruled(heeded.inputs)),
@@ -122,6 +145,7 @@ def plan_prepared(ready: Prepared, hint: Found | None = None) -> Plan:
             if one.names
         },
     )
+    return plan, over_bytes
 
 
 def make_pipeline(

@@ -17,6 +17,7 @@ from ..lowering import CompiledPrice, compiled_memory, compiled_price, lower_fla
 from ..units import format_bytes, format_seconds
 from .candidates import Pipeline
 from .found import Candidate, Found
+from .held import refused_bytes
 
 
 def require_devices(mesh: object) -> None:
@@ -33,14 +34,18 @@ def require_devices(mesh: object) -> None:
 
 
 def refined(
-    pipeline: Pipeline, best: Candidate, rivals: Mapping[str, Found]
-) -> tuple[Candidate, tuple[str, ...]]:
+    pipeline: Pipeline, best: Candidate, rivals: Mapping[str, Found], budget_bytes: int
+) -> tuple[Candidate, tuple[str, ...], int | None]:
     """The fastest of the `options.refine` best distinct plans as compiled, and a line of what was tried for each.
+
+    Where none fits as compiled, the one that takes least, and how many bytes a device that is.
 
     Args:
       best: the search's choice, compiled in any case; rivals: the templates that fit, by name.
+      budget_bytes: what has to do for a plan as compiled.
     """
     tried: list[tuple[float, Candidate]] = []
+    over: list[tuple[int, Candidate]] = []
     lines = []
     for candidate in _distinct(pipeline, best, rivals):
         pipeline.say(f"compiling {candidate.name}")
@@ -50,8 +55,11 @@ def refined(
             lines.append(
                 f"refined: {candidate.name} is refused by the compiler: {str(refused).splitlines()[0]}"
             )
+            wanted = refused_bytes(refused)
+            if wanted is not None:
+                over.append((wanted, candidate))
             continue
-        fits = peak_bytes <= pipeline.budget_bytes
+        fits = peak_bytes <= budget_bytes
         lines.append(
             f"refined: {candidate.name} as compiled {format_seconds(price.step_s)} ({price.rule} and collectives), "
             f"{format_bytes(peak_bytes)}{'' if fits else ', over budget'}; "
@@ -59,7 +67,12 @@ def refined(
         )
         if fits:
             tried.append((price.step_s, candidate))
-    return (min(tried, key=lambda pair: pair[0])[1] if tried else best), tuple(lines)
+        else:
+            over.append((peak_bytes, candidate))
+    if not tried and over:
+        least_bytes, candidate = min(over, key=lambda pair: pair[0])
+        return candidate, tuple(lines), least_bytes
+    return (min(tried, key=lambda pair: pair[0])[1] if tried else best), tuple(lines), None
 
 
 def _distinct(pipeline: Pipeline, best: Candidate, rivals: Mapping[str, Found]) -> Sequence[Candidate]:

@@ -10,11 +10,12 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, PlanMismatchError
 from ..ir import Traced, on_host, shape_as
 from ..lowering import planned_function, sharding_of
 from ..plans import Plan
 from .arguments import (
+    brought_over,
     cut_copies,
     describe_deleted,
     describe_misplaced,
@@ -23,7 +24,19 @@ from .arguments import (
     shape_of,
     without_repeats,
 )
+from .held import Held, peak_as_compiled
 from .meshes import Target
+
+
+def bound_plan(plan: Plan, traced: Traced, target: Target) -> Plan:
+    """A plan from a file, for this step; refused when the step's leaves or program are not those it was made for."""
+    bound = plan.bind_leaves(traced.inputs, traced.outputs, traced.in_tree, traced.out_tree, target.mesh)
+    if plan.fingerprint != traced.fingerprint and plan.jax_version == jax.__version__:
+        raise PlanMismatchError(
+            f"the plan was made for another program than `{traced.name}`: all its leaves agree, but its computation "
+            f"differs (fingerprint {plan.fingerprint} in the plan, {traced.fingerprint} now). Plan it again."
+        )
+    return bound
 
 
 class OtherSignature(Exception):
@@ -35,12 +48,15 @@ class ExplicitArguments(Exception):
 
 
 class Variant:
-    """One plan and the jitted step made from it."""
+    """One plan and the jitted step made from it; another plan once the first is compiled to more than its budget."""
 
     def __init__(
-        self, traced: Traced, plan: Plan, target: Target, donate: Sequence[int], has_kwargs: bool
+        self, traced: Traced, plan: Plan, target: Target, donate: Sequence[int], has_kwargs: bool, held: Held | None
     ) -> None:
+        """`held`: makes that other plan; None: the plan stays, whatever is compiled."""
         self.traced, self.plan, self.target = traced, plan, target
+        self._held = held
+        self._former: tuple[Any, ...] = ()  # `in_trees` of earlier plans, which arguments may still lie by
         self.donate, self.has_kwargs = tuple(donate), has_kwargs
         # Set by the first call with such arguments, so that later ones need no failed trace.
         self.takes_explicit = False
@@ -151,15 +167,41 @@ class Variant:
             with outside_any_mesh():
                 if self.takes_explicit:
                     args, kwargs = self._without_explicit(args, kwargs)
+                if self._held is not None:
+                    self._hold(args, kwargs)
                 return self.jitted_with_keywords(*args, kwargs) if kwargs else self.jitted(*args)
         except ValueError as error:
             cut = cut_copies(error, self.in_trees, args, kwargs)
+            if cut is None and self._former:
+                cut = brought_over(error, self.in_trees, self._former, self.donate, args, kwargs)
             if cut is None:
                 raise describe_misplaced(error, self.plan, self.in_trees, args, kwargs) from error
         except RuntimeError as error:
             self.say_deleted(error, args, kwargs)
             raise
         return self._call(*cut)
+
+    def _hold(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Compile for these arguments, as their call does (jax keeps it), and plan anew what overruns its budget."""
+        jitted, arguments = (self.jitted_with_keywords, (*args, kwargs)) if kwargs else (self.jitted, args)
+        peak_bytes = peak_as_compiled(lambda: jitted.lower(*arguments).compile())
+        held, self._held = self._held, None
+        if held is None or peak_bytes is None:
+            return
+        while peak_bytes is not None and held.again(peak_bytes):
+            self._adopt(held.plan)
+            # by shapes: arguments are moved to where a plan wants them once it holds
+            peak_bytes = peak_as_compiled(lambda: self.lower(args, kwargs).compile())
+        self._adopt(held.plan)
+
+    def _adopt(self, plan: Plan) -> None:
+        before, self.plan = self.plan, plan
+        if (plan.inputs, plan.outputs, plan.constraints) == (before.inputs, before.outputs, before.constraints):
+            return
+        self._former = (*self._former, self.in_trees)
+        self._run = planned_function(self.traced, plan.constraints, self.target.mesh)
+        for made in ("in_trees", "out_tree", "jitted", "jitted_with_keywords"):
+            self.__dict__.pop(made, None)
 
     def say_deleted(self, error: RuntimeError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raises an ArgumentError that names what is deleted, where that is the error."""

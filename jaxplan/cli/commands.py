@@ -65,6 +65,9 @@ def command_parser() -> argparse.ArgumentParser:
 
     plan = commands.add_parser("plan", help="plan a step and print the plan")
     add_step(plan, hardware_or_target=True, any_mesh=True)
+    plan.add_argument(
+        "--refine", type=int, metavar="N", help="compile the N best plans for --target; keep the fastest that fits so"
+    )
     plan.add_argument("--json", type=output, metavar="FILE", help="save the plan")
     plan.add_argument("--html", type=output, metavar="FILE", help="write the plan as a page")
     plan.add_argument("--python", type=output, metavar="FILE", help="write the plan as Python")

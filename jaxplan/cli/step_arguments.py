@@ -89,7 +89,7 @@ def _add_place(parser: argparse.ArgumentParser, hardware_or_target: bool) -> Non
 
 def options_of(arguments: argparse.Namespace) -> dict[str, Any] | None:
     """The planner's options that were given; None where none was."""
-    given = {name: getattr(arguments, name) for name in ("search", "annotations")}
+    given = {name: getattr(arguments, name, None) for name in ("search", "annotations", "refine")}
     return {name: value for name, value in given.items() if value is not None} or None
 
 

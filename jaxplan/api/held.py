@@ -1,0 +1,108 @@
+"""Holding a plan to its budget: what XLA compiled of it is the truth, and a plan that takes more is made again.
+
+The planner's memory is a model.  Where a plan compiles to more than its budget, what the model lacked of it is taken
+off the budget and the step is planned within the rest: that plan can't come out again, and what is lacking of one plan
+of a step is most of what is lacking of the next.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from ..errors import InfeasibleError
+from ..lowering import compiled_memory
+from ..plans import Plan
+from ..units import format_bytes
+
+MOST_PLANS = 5
+"""Plans of one step that are compiled before giving up on its budget."""
+
+_USED = re.compile(r"(?:Used |temporaries \()([\d.]+)([KMGT]?)(?: of [\d.]+[KMGT]? hbm|\) exceeds available HBM)")
+"""What XLA for TPU says of a program that it has no room for: all of it, arguments included (libtpu 0.0.42)."""
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def refused_bytes(refused: jax.errors.JaxRuntimeError) -> int | None:
+    """Bytes a device that a program takes which XLA refuses for want of memory; None where that isn't what it says."""
+    used = _USED.search(str(refused)) if "RESOURCE_EXHAUSTED" in str(refused) else None
+    return int(float(used[1]) * _UNITS[used[2]]) if used else None
+
+
+def peak_as_compiled(compile_step: Callable[[], Any]) -> int | None:
+    """Bytes a device of what `compile_step` compiles, or would take where XLA refuses it for want of memory.
+
+    None where the backend doesn't say.
+    """
+    try:
+        compiled = compile_step()
+    except jax.errors.JaxRuntimeError as refused:
+        wanted = refused_bytes(refused)
+        if wanted is None:
+            raise
+        return wanted
+    return compiled_memory(compiled).peak_bytes if compiled.memory_analysis() is not None else None
+
+
+class Held:
+    """One step's plans within one budget, each held against what was compiled of it.
+
+    Attributes:
+      plan: the one to run, so far.
+    """
+
+    def __init__(self, plan: Plan, within: Callable[[int], Plan], say: Callable[[str], None]) -> None:
+        """`within(limit)`: the step planned again, within so many bytes a device."""
+        self.plan, self._within, self._say = plan, within, say
+        self._tried: list[tuple[int, Plan]] = []
+
+    def again(self, compiled_bytes: int) -> bool:
+        """Whether `plan` is another one now, to be compiled, since the last was compiled to so many bytes.
+
+        Where none is found that fits as compiled, it is the one that takes least; that is warned of, and XLA has the
+        last word.
+        """
+        budget = self.plan.budget_bytes
+        if compiled_bytes <= budget:
+            return False
+        self._tried.append((compiled_bytes, self.plan))
+        told = ", ".join(
+            f"{format_bytes(plan.cost.peak_bytes)} planned were {format_bytes(compiled)} compiled"
+            for compiled, plan in self._tried
+        )
+        lacking = compiled_bytes - self.plan.cost.peak_bytes
+        # the second where no plan leaves so much room: the next one may want less of it
+        limits = (budget - lacking, self.plan.cost.peak_bytes - 1) if len(self._tried) < MOST_PLANS else ()
+        for limit in limits:
+            limit = max(limit, 0)
+            self._say(f"{told}, of {format_bytes(budget)}: planning within {format_bytes(limit)}")
+            try:
+                plan = self._within(limit)
+            except InfeasibleError:
+                continue
+            line = f"held to its budget of {format_bytes(budget)}: {told}; planned again within {format_bytes(limit)}"
+            self.plan = replace(plan, budget_bytes=budget, assumptions=(*plan.assumptions, line))
+            return True
+        least_bytes, plan = min(self._tried, key=lambda tried: tried[0])
+        warning = (
+            f"as compiled no plan that was found keeps to the budget of {format_bytes(budget)} a device ({told}): this "
+            f"one takes {format_bytes(least_bytes)}. Raise memory_budget, or take more devices"
+        )
+        warnings.warn(f"jaxplan: `{plan.name}`: {warning}", stacklevel=_calls_within_jaxplan())
+        self.plan = replace(plan, warnings=(*plan.warnings, warning))
+        return False
+
+
+def _calls_within_jaxplan() -> int:
+    """The `stacklevel` at which a warning points to who called."""
+    package, frame, level = __name__.partition(".")[0], sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
+        frame, level = frame.f_back, level + 1
+    return level
