@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..cost import CostModel
+from ..cost import CostModel, synchronous
 from ..ir import Graph, Loop, Op
 from ..lowering import Sending
 from ..plans import COMPUTE, PlannedTask
@@ -28,10 +28,6 @@ from .combined import Alike, combined
 
 _SUMS = frozenset({"all_reduce", "reduce_scatter"})
 """Collectives that finish what their operation made; the others bring in what it reads."""
-
-_SYNCHRONOUS = _SUMS | {"all_to_all"}
-"""Collectives beside which XLA for TPU computes nothing, unless told to (MLP and GPT of experiments/quality, DLRM; jax
-0.10.2, libtpu 0.0.42.1): it spreads all_gathers over kernels' fusions and starts permutes early."""
 
 _NOTHING = frozenset[int]()
 
@@ -339,7 +335,7 @@ class _Writer:
     def _send(self, item: Collective, where: str, waits: frozenset[int]) -> int:
         """Send, and pack before or unpack behind it; the task that readers wait for."""
         kind, streams = self.model.compiled_kind(item.kind, item.axes), self.model.streams_of(item.axes)
-        if self.model.profile.kind == "tpu" and kind in _SYNCHRONOUS and streams:
+        if synchronous(kind, self.model.profile.kind) and streams:
             streams = (COMPUTE, *streams)
         packing_s = self.sending[item].packing_s
         sums = item.kind in _SUMS

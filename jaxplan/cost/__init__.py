@@ -2,6 +2,7 @@
 
 from .collectives import collective_seconds as collective_seconds
 from .collectives import collective_wire_bytes as collective_wire_bytes
+from .collectives import synchronous as synchronous
 from .compute import roofline_seconds as roofline_seconds
 from .fills import filled_since as filled_since
 from .floor import least_memory as least_memory

@@ -47,6 +47,15 @@ KINDS: tuple[str, ...] = (
 )
 Array = npt.NDArray[np.float64]
 
+_SYNCHRONOUS = {"tpu": frozenset({"all_reduce", "reduce_scatter", "all_to_all"})}
+"""By platform, collectives beside which XLA computes nothing, unless told to (MLP and GPT of experiments/quality, DLRM;
+jax 0.10.2, libtpu 0.0.42.1): on TPU it spreads all_gathers over kernels' fusions and starts permutes early."""
+
+
+def synchronous(kind: str, platform: str) -> bool:
+    """Whether compute units stand still while a collective is sent on "tpu", "gpu" or "cpu"."""
+    return kind in _SYNCHRONOUS.get(platform, ())
+
 
 def _check(kind: str) -> None:
     if kind not in KINDS:

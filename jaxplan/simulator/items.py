@@ -21,7 +21,8 @@ class Items(NamedTuple):
       waits: how many items each operation waits for; out_start, out: what moves out of each operation.
       group: `int64[axis sets, classes]`, the first class of the group of each; members of it:
         `member[member_start[s, c] : member_start[s, c] + member_count[s, c]]`.
-      link_count, link: of each set of axes, the streams of a device that it holds.
+      link_count, link: of each set of axes, the streams of a device that it holds, the compute unit (0) first: sets
+        come without it and then, with it, again.
       streams: of one class: its compute unit and its links.
     """
 

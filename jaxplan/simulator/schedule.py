@@ -68,7 +68,8 @@ def run(
     streams = items.streams
     left, ready_at = np.zeros(tasks, np.int64), np.zeros(tasks, np.int64)
     free, last = np.zeros(classes * streams, np.int64), np.full(classes * streams, -1, np.int64)
-    # every task is pushed once, and a token for a class's blocked tasks after each of its dispatches and blocks
+    # every task is pushed once, and a token for a class's blocked tasks after each of its blocks and dispatches, and of
+    # what it stands still for
     keys, heap = np.empty(4 * tasks, np.int64), np.empty(4 * tasks, np.int64)
     size, done, makespan = 0, 0, 0
     # operations that are ready and wait for their compute unit, by number: the first of them has a token, its start
@@ -164,6 +165,8 @@ def run(
                     for x in range(items.link_count[moved]):
                         s = items.member[m] * streams + items.link[moved, x]
                         free[s], last[s] = finish, t
+                    if items.link[moved, 0] == 0:  # its compute unit stood still
+                        size = _renew(keys, heap, size, items.member[m], finish, blocked, waiting, token_key, token)
         done += 1
         if logged:
             log.free[done] = free

@@ -2,7 +2,8 @@
 
 Each device has a compute unit and the links of its mesh axes.  An operation runs on every device; what moves over mesh
 axes runs at once on all devices of a group along them, when what all of them send is there and their links are free.
-Everything is asynchronous, on TPU too (see timeline.py), and a loop's work is shown with all its runs at once.
+Where a compiler lets nothing be computed meanwhile (`Between.still`) it holds the compute units too.  A loop's work is
+shown with all its runs at once.
 
 `full` simulates every device by itself.  `delta` gives bit for bit the same times, and simulates less: devices that are
 alike at every step (equally fast, in groups of alike devices: colour refinement) are one class and run once; what was
@@ -32,12 +33,14 @@ _NONE = np.zeros(0, np.int64)
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Between:
     """What two operations move: `seconds_s[i, j]` for strategy i of `tail` and j of `head`, over the mesh axes whose
-    bits are set in `axes[i, j]`; a head that is not after its tail is not waited for."""
+    bits are set in `axes[i, j]`; a head that is not after its tail is not waited for.  Where `still[i, j]`, the compute
+    units of all that take part stand still meanwhile; None: nowhere."""
 
     tail: int
     head: int
     seconds_s: NDArray[np.float64]
     axes: Ints
+    still: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -235,7 +238,8 @@ class StrategySimulator:
             if before < after:
                 head[k] = after
                 waits[after] += 1
-        sets = 1 << len(choices.mesh)
+        # each set of axes twice: the second time, beside a compute unit that stands still
+        sets = 2 << len(choices.mesh)
         shape = sets, len(first)
         group, start, size = (np.zeros(shape, np.int64) for _ in range(3))
         member: list[int] = []
@@ -248,9 +252,10 @@ class StrategySimulator:
                     member += inside
         held = [
             sorted({1 + choices.links[a] for a in range(len(choices.mesh)) if axes >> a & 1})
-            for axes in range(sets)
+            for axes in range(sets // 2)
         ]
-        link = np.zeros((sets, max(map(len, held))), np.int64)
+        held += [[0, *streams] for streams in held]
+        link = np.full((sets, max(map(len, held))), -1, np.int64)
         for axes, streams in enumerate(held):
             link[axes, : len(streams)] = streams
         return Items(
@@ -270,7 +275,9 @@ class StrategySimulator:
         pair = chosen[moved.tail], chosen[moved.head]
         seconds_s = float(moved.seconds_s[pair])
         # what takes no time joins no group
-        return seconds_s, int(moved.axes[pair]) if seconds_s > 0 else 0
+        axes = int(moved.axes[pair]) if seconds_s > 0 else 0
+        still = axes > 0 and moved.still is not None and bool(moved.still[pair])
+        return seconds_s, axes | still << len(self._choices.mesh)
 
     def _ticked(self, k: int, seconds_s: float, slow: NDArray[np.float64]) -> Ints:
         if self._what[k][0]:
@@ -321,7 +328,7 @@ class StrategySimulator:
 
 
 def _group(mesh: Sequence[int], axes: int, device: int) -> list[int]:
-    """The devices that differ from `device` along some of the `axes` only."""
+    """The devices that differ from `device` along some of the `axes` only; bits beyond the mesh say nothing."""
     place = np.unravel_index(device, mesh)
     ranges = [range(size) if axes >> a & 1 else (int(place[a]),) for a, size in enumerate(mesh)]
     return [int(np.ravel_multi_index(other, mesh)) for other in itertools.product(*ranges)]

@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh
 from jaxplan.api import auto_shard, simulated_choices
 from jaxplan.errors import ArgumentError
 from jaxplan.search import evaluate
+from jaxplan.sharding import UNREDUCED
 from jaxplan.simulator import Between, Choices, Load, Net, Run, Schedule, StrategySimulator
 from models import abstract_arguments, get, get_config
 
@@ -29,7 +30,8 @@ def program(seed: int, mesh: tuple[int, ...], links: tuple[int, ...], count: int
     def moved(tail: int, head: int) -> Between:
         axes = rng.integers(0, 1 << len(mesh), (sizes[tail], sizes[head]))
         seconds_s = np.where(axes > 0, rng.integers(0, 40, axes.shape), 0) * 1e-6
-        return Between(tail=tail, head=head, seconds_s=seconds_s, axes=axes)
+        still = rng.random(axes.shape) < 0.5 if seed % 4 else None
+        return Between(tail=tail, head=head, seconds_s=seconds_s, axes=axes, still=still)
 
     pairs = [(int(rng.integers(head)), head) for head in range(1, count) for _ in range(rng.integers(1, 4))]
     pairs += [(tail, int(rng.integers(tail))) for tail in range(5, count, 7)]
@@ -64,6 +66,8 @@ def by_the_engine(choices: Choices, chosen: list[int], slow: list[float]) -> tup
             groups.setdefault(tuple(x for a, x in enumerate(place) if a not in axes), []).append(d)
         for group in groups.values():
             held = [d * streams + 1 + link for d in group for link in links]
+            if axes and b.still is not None and b.still[pair]:
+                held += [d * streams for d in group]
             task = add([where["op", b.tail, d] for d in group], seconds_s, held)
             where.update({("moved", e, d): task for d in group})
 
@@ -159,17 +163,46 @@ def test_a_step_takes_no_longer_than_its_objective_and_no_less_than_its_computat
         assert compute_s * (1 - 1e-6) <= simulator.step_s <= objective_s * (1 + 1e-6)
 
 
+@pytest.mark.parametrize(("hardware", "mesh"), [("tpu-v5e", (8,)), ("tpu-v5e", (4, 2)), ("h100", (8,))])
+def test_on_tpu_nothing_is_computed_beside_sums_as_in_the_timeline_of_a_plan(
+    hardware: str, mesh: tuple[int, ...]
+) -> None:
+    model = get("mlp").make_train_step(get_config("mlp", "tiny"))
+    names = ("data", "model")[: len(mesh)]
+    step = auto_shard(model, AbstractMesh(mesh, names), hardware=hardware, donate_argnums=0)
+    pipeline, pins = step.pipeline(abstract_arguments("mlp", "tiny"), {})
+    space = pipeline.space(pins)
+    assignment = pipeline.given(pins)["data"]
+    choices = simulated_choices(space, pipeline.model)
+    if hardware == "h100":
+        assert all(between.still is None for between in choices.between)
+        return
+    sums = {
+        e: float(edge.costs_s[assignment[edge.tail], assignment[edge.head]])
+        for e, (edge, moved) in enumerate(zip(space.problem.edges, space.passages, strict=True))
+        if UNREDUCED in moved.tails[assignment[edge.tail]]
+    }
+    assert sum(sums.values()) > 0
+    schedule = StrategySimulator(choices, assignment).schedule()
+    sent = [(schedule.between_start[e, 0], schedule.between_end[e, 0]) for e, seconds_s in sums.items() if seconds_s]
+    computed = zip(schedule.operation_start[:, 0], schedule.operation_end[:, 0], strict=True)
+    assert all(min(end, stop) <= max(begin, start) for begin, end in computed for start, stop in sent)
+
+
 GRAPHS = [
-    ("mlp", (2, 2)), ("gpt", (2, 2)), ("lstm", (4, 4)), ("moe", (4, 4)), ("nmt", (8, 8)), ("resnet", (8, 8)),
+    ("mlp", (2, 2), "h100"), ("gpt", (2, 2), "h100"), ("lstm", (4, 4), "h100"), ("moe", (4, 4), "h100"),
+    ("nmt", (8, 8), "h100"), ("resnet", (8, 8), "h100"), ("gpt", (4, 4), "tpu-v5e"), ("nmt", (8, 8), "tpu-v5e"),
 ]  # fmt: skip
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "mesh"), GRAPHS)
-def test_ten_thousand_changes_of_a_train_step_are_full_runs_and_faster(model: str, mesh: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("model", "mesh", "hardware"), GRAPHS)
+def test_ten_thousand_changes_of_a_train_step_are_full_runs_and_faster(
+    model: str, mesh: tuple[int, int], hardware: str
+) -> None:
     step = auto_shard(
-        get(model).make_train_step(get_config(model, "tiny")), AbstractMesh(mesh, ("data", "model")), hardware="h100",
-        donate_argnums=0,
+        get(model).make_train_step(get_config(model, "tiny")), AbstractMesh(mesh, ("data", "model")),
+        hardware=hardware, donate_argnums=0,
     )  # fmt: skip
     pipeline, pins = step.pipeline(abstract_arguments(model, "tiny"), {})
     space = pipeline.space(pins)
