@@ -296,7 +296,7 @@ class CostModel:
         # what is computed of a narrower type is read in that one, element by element
         tiles = min(size_bytes, tensor.bytes / tensor.item_bytes) / parts / _TILE
         if kernel.in_rows:
-            rows = tiles_of_rows(tensor, places, self.axes)
+            rows = tiles_of_rows(tensor, places, self.axes, kernel.item_bytes)
             # only what is no whole tile takes the vector unit longer to fill than memory
             tiles = tiles * (rows * (rows > 1) if kernel.fills else rows)
         return np.maximum(local, tiles * self.profile.tile_s / kernel.arrays / self.memory_seconds(np.ones(())))

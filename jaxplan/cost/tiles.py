@@ -1,16 +1,19 @@
 """Bytes of a tensor in a device's memory, padded as XLA for TPU pads.
 
 XLA for TPU lays the last two physical dimensions of a tensor out in tiles of 8 x 128 elements ("Tiled layout",
-openxla.org/xla/tiled_layout) and chooses which dimensions those are. The choice that pads least is assumed, but for
-what is gathered and scattered in whole rows: those lie with the elements of a row side by side, as many lanes as that
-fills. So do the tables that rows are gathered from and added to, where that pads them little or leaves them small
-(tables and rows of 2 to 64 columns compiled for v5e, jax 0.10.2, libtpu 0.0.42.1), and rows lie as their table does:
-f32[123718656, 16] of a graph's 2,449,408 nodes takes 7.9 GB, not 63; bags of 8 of 32 columns do not, f32[32768, 8, 32]
-from f32[1000000, 32] takes 134 MB and not 34, but those of 32768 do; a piece of one column is no row and pads least (a
-graph attention network whose heads are cut). The result of an all_gather lies with the gathered
-dimension outermost, the others in order: 12 heads of 64 columns in tiles of 16 x 128, 2.7 times their bytes (T5's new
-parameters, gathered for the next step, and those of a GPT block).  Of several dimensions at once the pieces lie one
-after the other, each as it was: f32[650, 4, 650] of eight pieces as [5200, 1, 325] (an LSTM).
+openxla.org/xla/tiled_layout) and chooses which dimensions those are. A tile has fewer rows where the dimension does,
+but as many at least as four bytes hold of its elements: f32[512, 1, 128] lies in tiles of one row in the order of its
+dimensions, bf16[512, 1, 128] of two, which would double it, and so with its 512 in rows (arguments of 16 shapes in f32,
+bf16 and int8 compiled for v5e, jax 0.10.2, libtpu 0.0.42.1). The choice that pads least is assumed, but for what is
+gathered and scattered in whole rows: those lie with the elements of a row side by side, as many lanes as that fills. So
+do the tables that rows are gathered from and added to, where that pads them little or leaves them small (tables and
+rows of 2 to 64 columns compiled for v5e, jax 0.10.2, libtpu 0.0.42.1), and rows lie as their table does: f32[123718656,
+16] of a graph's 2,449,408 nodes takes 7.9 GB, not 63; bags of 8 of 32 columns do not, f32[32768, 8, 32] from
+f32[1000000, 32] takes 134 MB and not 34, but those of 32768 do; a piece of one column is no row and pads least (a graph
+attention network whose heads are cut). The result of an all_gather lies with the gathered dimension outermost, the
+others in order: 12 heads of 64 columns in tiles of 16 x 128, 2.7 times their bytes (T5's new parameters, gathered for
+the next step, and those of a GPT block). Of several dimensions at once the pieces lie one after the other, each as it
+was: f32[650, 4, 650] of eight pieces as [5200, 1, 325] (an LSTM).
 """
 
 from __future__ import annotations
@@ -69,7 +72,7 @@ def device_bytes(
     if platform != "tpu" or rank < 2:
         return whole
     sizes = local_sizes(tensor.shape, places, axes)
-    waste = padding(sizes)
+    waste = padding(sizes, tensor.item_bytes)
     least = waste.min(axis=(1, 2))
     if isinstance(tiling, tuple):
         batch, channels = tiling
@@ -87,7 +90,8 @@ def device_bytes(
                 columns = sizes[:, -1:]
                 others = np.full_like(columns, math.prod(table.shape[:-1]))
                 bytes_ = table.item_bytes * (others * columns)[:, 0]
-                kept |= _kept_in_rows(padding(np.concatenate([others, columns], axis=1)), bytes_)
+                waste_of = padding(np.concatenate([others, columns], axis=1), table.item_bytes)
+                kept |= _kept_in_rows(waste_of, bytes_)
             if tiling.listed:
                 least = np.minimum(waste[:, rank - 1, rank - 2], waste[:, rank - 2, rank - 1])
         least = np.where(kept, in_rows, least)
@@ -99,7 +103,8 @@ def lies_in_rows(table: Value, row: np.ndarray, axes: MeshAxes) -> bool:
     if len(table.shape) < 2:  # a list of numbers has no rows
         return False
     whole = np.ceil(table.bytes / pieces(row[None], axes))
-    return bool(_kept_in_rows(padding(local_sizes(table.shape, row[None], axes)), whole)[0])
+    waste = padding(local_sizes(table.shape, row[None], axes), table.item_bytes)
+    return bool(_kept_in_rows(waste, whole)[0])
 
 
 def _kept_in_rows(waste: np.ndarray, bytes_: np.ndarray) -> np.ndarray:
@@ -123,7 +128,7 @@ def gathered_bytes(
     there, then = before[:, None, :], after[None, :, :]
     gathered = np.where((there >= 0) & (then != there), there, -1)
     dims = gathered.max(axis=2)
-    waste = padding(local_sizes(tensor.shape, after, axes))
+    waste = padding(local_sizes(tensor.shape, after, axes), tensor.item_bytes)
     local = tensor.bytes / pieces(after, axes)
     for dim in set(dims.reshape(-1).tolist()) - {-1}:
         if platform == "gpu":
@@ -135,13 +140,14 @@ def gathered_bytes(
         found = np.where(dims == dim, copied, found)
     if platform == "tpu":
         several = sum((gathered == dim).any(axis=2).astype(int) for dim in range(rank)) > 1
-        as_it_was = padding(local_sizes(tensor.shape, before, axes))[:, rank - 1, rank - 2]
+        as_it_was = padding(local_sizes(tensor.shape, before, axes), tensor.item_bytes)[:, rank - 1, rank - 2]
         found = np.where(several, np.round(local * as_it_was[:, None]), found).astype(np.int64)
     return found
 
 
-def tiles_of_rows(tensor: Value, places: np.ndarray, axes: MeshAxes) -> np.ndarray:
-    """`float64[n]`: how many times more tiles an argument or a result has than one whose tiles are of eight rows.
+def tiles_of_rows(tensor: Value, places: np.ndarray, axes: MeshAxes, item_bytes: float) -> np.ndarray:
+    """`float64[n]`: how many times more tiles an argument or a result, of elements of `item_bytes`, has than one
+    whose tiles are of eight rows.
 
     It lies in row-major order or, where that would pad it more, in the order that pads it least, of equals the one that
     fills most rows: a table of which a device has two columns, f32[10131232, 2], in tiles of 2 x 128.
@@ -150,7 +156,7 @@ def tiles_of_rows(tensor: Value, places: np.ndarray, axes: MeshAxes) -> np.ndarr
     if rank < 2:
         return np.ones(len(places))
     sizes = local_sizes(tensor.shape, places, axes)
-    waste = padding(sizes)
+    waste = padding(sizes, item_bytes)
     least = waste.min(axis=(1, 2))
     more = SUBLANES / np.minimum(2 ** np.ceil(np.log2(sizes)), SUBLANES)
     fullest = np.where(waste <= least[:, None, None], more[:, None, :], np.inf).min(axis=(1, 2))
@@ -167,13 +173,14 @@ def local_sizes(shape: tuple[int, ...], places: np.ndarray, axes: MeshAxes) -> n
     return np.maximum(np.ceil(local), 1)
 
 
-def padding(local: np.ndarray) -> np.ndarray:
+def padding(local: np.ndarray, item_bytes: float) -> np.ndarray:
     """`float64[n, rank, rank]`: how many times its bytes a part of these sizes takes with one dimension in lanes and
-    another in rows."""
+    another in rows, of elements of `item_bytes`."""
     rank = local.shape[1]
     lanes = np.ceil(local / LANES) * LANES / local
-    # a tile of fewer rows is used where the dimension has fewer: 1, 2 or 4
-    rows = np.where(local > 4, np.ceil(local / SUBLANES) * SUBLANES, 2 ** np.ceil(np.log2(local))) / local
+    # a tile of fewer rows is used where the dimension has fewer, 1, 2 or 4, but not less than 4 bytes of a column
+    few = np.maximum(2 ** np.ceil(np.log2(local)), min(max(4 / item_bytes, 1), SUBLANES))
+    rows = np.where(local > 4, np.ceil(local / SUBLANES) * SUBLANES, few) / local
     waste = lanes[:, :, None] * rows[:, None, :]
     waste[:, range(rank), range(rank)] = np.inf
     return np.asarray(waste)

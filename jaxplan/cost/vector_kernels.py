@@ -27,12 +27,14 @@ class VectorKernel(NamedTuple):
       arrays: how many it reads from memory and writes to it.
       in_rows: whether one of them is an argument or a result of the step, or a loop's slice of one: the kernel then
         goes along in row-major order.
+      item_bytes: of an element of the widest of those: the order is that in which this one lies.
       updates: of a table's update, the tensors that are updated together, see `tables`; else 0.
       places: whether the operation makes one of them; fills: whether it makes the zeros that rows are added to.
     """
 
     arrays: int
     in_rows: bool
+    item_bytes: float = 4.0
     updates: int = 0
     places: bool = False
     fills: bool = False
@@ -58,7 +60,7 @@ def vector_kernels(
     kernels = joined(flow, at_hand, levels, taking=set(flow.kinds), beside={"fused"})
     outside = {*graph.inputs, *graph.outputs}
     arrays: Counter[int] = Counter()
-    along: set[int] = set()
+    along: dict[int, float] = {}
     closed: set[int] = set()
     for op in graph.ops:
         kernel = kernels.find(op.index)
@@ -71,7 +73,7 @@ def vector_kernels(
                 continue
             arrays[kernel] += 1
             if len(shapes[value]) > 1 and _outermost(flow, value) in outside:
-                along.add(kernel)
+                along[kernel] = max(along.get(kernel, 0.0), graph.values[value].item_bytes)
 
     filled = {flow.producers[table.gradient] for table in tables}
     filled = {op for op in filled if flow.source[graph.ops[op].operands[0]]}
@@ -81,11 +83,12 @@ def vector_kernels(
     def found(op: Op) -> VectorKernel | None:
         kernel = kernels.find(op.index)
         if op.index in filled:
-            return VectorKernel(1, True, fills=True)
+            return VectorKernel(1, True, graph.values[op.results[0]].item_bytes, fills=True)
         if flow.kinds[op.index] == "heavy" or not arrays[kernel] or (kernel in closed and kernel not in along):
             return None
         places = not updated.keys().isdisjoint(op.results)
-        return VectorKernel(arrays[kernel], kernel in along, of_kernel.get(kernel, 0), places)
+        updates, widest = of_kernel.get(kernel, 0), along.get(kernel, 4.0)
+        return VectorKernel(arrays[kernel], kernel in along, widest, updates, places)
 
     return tuple(map(found, graph.ops))
 

@@ -26,7 +26,7 @@ def made_whole(tensor: Value, places: np.ndarray, axes: MeshAxes) -> np.ndarray:
     if rank < 2 or item_bytes not in (2, 4):
         return whole
     sizes, every = local_sizes(tensor.shape, places, axes), np.arange(len(places))
-    backwards = np.round(padding(sizes), 6)[:, ::-1, ::-1].reshape(len(places), -1).argmin(axis=1)
+    backwards = np.round(padding(sizes, item_bytes), 6)[:, ::-1, ::-1].reshape(len(places), -1).argmin(axis=1)
     lane, row = rank - 1 - backwards // rank, rank - 1 - backwards % rank
     packed = 2 if item_bytes == 2 else 1
     outermost = sizes.prod(axis=1) == sizes[every, lane] * sizes[every, row]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from jaxplan.cost import MemoryProfile, device_bytes, simulate_memory, traffic
 from jaxplan.cost.tiles import gathered_bytes
 from jaxplan.ir import Graph, Value, trace
-from jaxplan.sharding import all_places, graph_rules
+from jaxplan.sharding import NONE, all_places, graph_rules
 
 AXES = (("data", 4), ("model", 2))
 WHOLE = np.array([-1, -1], np.int8)
@@ -160,6 +160,20 @@ def test_captured_constants_stay_to_the_end() -> None:
     graph = trace(lambda x: (x @ table) @ x, (square(),), {}).graph
     without = trace(lambda x: (x @ x) @ x, (square(),), {}).graph
     assert (profile(graph).curve - profile(without).curve).tolist() == [256, 256]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "rows"),
+    [
+        ((4096, 1), "float32", 1), ((4096, 1), "bfloat16", 2), ((4096, 1), "int8", 4), ((4096, 2), "int8", 4),
+        ((4096, 2), "bfloat16", 2),
+    ],
+)  # fmt: skip
+def test_a_tile_on_tpu_has_as_many_rows_as_four_bytes_hold(shape: tuple[int, ...], dtype: str, rows: int) -> None:
+    """{0,1:T(1,128)}, {0,1:T(2,128)(2,1)}, {0,1:T(4,128)(4,1)}, as compiled for v5e (jax 0.10.2, libtpu 0.0.42.1)."""
+    item = np.dtype(jnp.dtype(dtype)).itemsize
+    tensor = Value(index=0, shape=shape, dtype=dtype, item_bytes=item, name="x")
+    assert device_bytes(tensor, np.full((1, len(AXES)), NONE, np.int8), AXES, "tpu").tolist() == [4096 * rows * item]
 
 
 @given(

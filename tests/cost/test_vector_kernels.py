@@ -67,16 +67,24 @@ def test_the_calibration_measured_these_kernels() -> None:
             assert [r["operation"] for r in measured["tile_rows"] if r["dtype"] == dtype] == list(KERNELS)
 
 
-@pytest.mark.parametrize(("profile_name", "slower"), [("tpu-v5e", 3.0), ("h100", 1.01)])
-def test_a_parameter_of_one_head_a_device_is_updated_row_by_row(profile_name: str, slower: float) -> None:
-    parameter = jax.ShapeDtypeStruct((1024, 8, 128), jnp.float32)
+@pytest.mark.parametrize(
+    ("profile_name", "dtype", "slower"),
+    [
+        ("tpu-v5e", "float32", True), ("tpu-v5e", "bfloat16", False), ("tpu-v5e", "int8", False),
+        ("h100", "float32", False),
+    ],
+)  # fmt: skip
+def test_a_parameter_of_one_head_a_device_is_updated_row_by_row(profile_name: str, dtype: str, slower: bool) -> None:
+    """Compiled for v5e: [65536, 1, 128] and [8192, 8, 128] in f32 take 578 and 153 us, both in bf16 125 and in int8 91,
+    for those lie with the first dimension in rows (jax 0.10.2, libtpu 0.0.42.1)."""
+    parameter = jax.ShapeDtypeStruct((1024, 8, 128), dtype)
 
     def step(weight: Any, gradient: Any) -> Any:
-        return weight - 0.1 * gradient
+        return weight - 2 * gradient
 
     heads, rows = (cheapest_s(step, [parameter] * 2, profile_name, (dim,)) for dim in (1, 0))
     assert rows > 0
-    assert (heads / rows > slower) == (profile_name == "tpu-v5e")
+    assert heads / rows > 3.0 if slower else heads / rows < 1.01
 
 
 def test_what_comes_in_between_fills_its_tiles() -> None:
