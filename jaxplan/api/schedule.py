@@ -141,6 +141,11 @@ class _Writer:
         for loop in self.graph.loops:
             enters[loop.start].append(loop)
             leaves[loop.stop].insert(0, loop)
+        self.alive = int(self.alive_bytes[0]) if len(self.alive_bytes) else 0
+        for op_index, seconds_s in self.settled_s.items():
+            if out_s := self._copied_out(seconds_s):
+                self.settled_s = {**self.settled_s, op_index: seconds_s - out_s}
+                self._copy(out_s, frozenset(), self.graph.ops[op_index].source)
         for op in (*self.graph.ops, None):
             position = len(self.graph.ops) if op is None else op.index
             self.alive = self.alive if op is None else int(self.alive_bytes[position])
@@ -205,9 +210,17 @@ class _Writer:
         for op, seconds_s in self.settled_s.items():
             value = next(v for v in self.graph.outputs if producers[v] == op)
             waits, where = last.get(self.graph.values[value].shape, self._made((value,))), self.graph.ops[op].source
-            copy = _Draft("copy", COMPUTE, (COMPUTE,), 1.0, waits, where, seconds_s, kernels=1.0)
-            copy.bytes = self.alive
-            self._add(copy)
+            self._copy(seconds_s, waits, where)
+
+    def _copied_out(self, seconds_s: float) -> float:
+        """Of what a result's copying takes, the part for its argument, before the step: see `cost.copied_back`."""
+        held_s = float(self.model.copy_seconds(np.asarray(2.0 * (self.model.profile.on_chip_bytes or 0))))
+        return seconds_s / 2 if self.model.profile.kind == "tpu" and seconds_s > 2 * held_s else 0.0
+
+    def _copy(self, seconds_s: float, waits: frozenset[int], where: str) -> None:
+        copy = _Draft("copy", COMPUTE, (COMPUTE,), 1.0, waits, where, seconds_s, kernels=1.0)
+        copy.bytes = self.alive
+        self._add(copy)
 
     def _price(self, task: int, sent_bytes: int) -> float:
         """Of one collective in the place of those that are combined with a task: it starts once."""

@@ -21,6 +21,7 @@ from ..sharding import NONE, UNREDUCED, MeshAxes, Rule, Strategies, pieces, stra
 from .bodies import Body
 from .collectives import collective_terms, combined_share, most_combined_bytes
 from .compute import roofline_seconds
+from .copied_back import copied_back
 from .fusion import Traffic
 from .kinds import LOOP_EDGES, fused
 from .on_chip import Resident
@@ -180,16 +181,20 @@ class CostModel:
         return more
 
     def settling_seconds(self, tail: np.ndarray, head: np.ndarray, tensor: Value) -> np.ndarray:
-        """`float64[a, b]`: what it costs to copy an all_gather's result to where the tensor lies, see `gathered_bytes`.
+        """`float64[a, b]`: what it costs to copy an all_gather's result to where the tensor lies, see `gathered_bytes`
+        and, for TPU, `copied_back`.
 
         The next step's parameters, updated in pieces and gathered, are copied into the donated ones' buffers (compiled
         for v5e and H100, jax 0.10.2).
         """
         twice = 2 * gathered_bytes(tensor, tail, head, self.axes, self.profile.kind)
         seconds = self.copy_seconds(twice)
-        if self.profile.tile_s is None:
+        if self.profile.kind != "tpu":
             return seconds
-        return np.maximum(seconds, twice / 2 / tensor.item_bytes / _TILE * self.profile.tile_s)
+        if self.profile.tile_s is not None:
+            seconds = np.maximum(seconds, twice / 2 / tensor.item_bytes / _TILE * self.profile.tile_s)
+        both_ways = copied_back(tensor, tail, head, self.axes, self.profile.on_chip_bytes or 0)
+        return np.where(both_ways > 0, 2 * self.copy_seconds(2 * both_ways), seconds)
 
     def turned_seconds(self, turning: Turning, tail: np.ndarray, head: np.ndarray) -> np.ndarray:
         """`float64[a, b]`: what it costs to copy new values into place that a move had made in another order."""

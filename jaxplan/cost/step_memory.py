@@ -11,6 +11,7 @@ from ..ir import Graph, lives_of
 from ..sharding import UNREDUCED, MeshAxes
 from .apart import apart_scratch
 from .bodies import Body
+from .copied_back import back_and_forth
 from .few_images import moved_pixels
 from .fusion import Traffic
 from .held_back import held_back
@@ -59,7 +60,9 @@ def step_memory(
     beside += turned_updates(graph, axes, crossing.updates, times, values, reads)
     if model.profile.kind == "tpu":
         beside += ring_operands(graph, axes, stored, crossing.producers, times, values, reads)
-        lists = [*list_copies(graph, axes, values, reads, times, model.profile.on_chip_bytes or 0)]
+        room = model.profile.on_chip_bytes or 0
+        beside += back_and_forth(graph, axes, room, times, (lives or crossing.lives).needed, values)
+        lists = [*list_copies(graph, axes, values, reads, times, room)]
         beside += [(one.start, one.stop, one.size) for one in lists]
     for wide in crossing.wide:
         if (row := reads.get((wide.gather, 0))) is not None:
