@@ -21,7 +21,7 @@ from .apart import made_apart, reordered
 from .bodies import Body, bodies
 from .few_images import Spread, spread_reads
 from .fills import Fill, fills
-from .images import Lanes, copied_reads, image_lanes
+from .images import Lanes, copied_reads, image_lanes, written_for_products
 from .in_place import overwritable
 from .invariants import Invariant, loop_invariants
 from .kernel_starts import kernel_starts
@@ -40,6 +40,7 @@ from .residency import (
     unmoved,
     written_again,
 )
+from .row_sums import RowSum, row_sums
 from .scores import exponentiated, is_batched
 from .selections import WideCopy, added_onto, gathered_from, wide_copies
 from .siblings import beside_sums
@@ -67,12 +68,11 @@ class Traffic:
       images: TPU: values in the layout of convolutions, see `image_lanes`.
       rows: TPU: see `sliced`, `written`, `tiled_in_rows`; copied_images: see `copied_reads`; tables: see `row_updates`;
         spread: see `spread_reads`; squares: TPU: see `shared_squares`; apart: GPU: see `made_apart` and `reordered`;
-        reordered: GPU: the latter's value by (product, place); wide: TPU: see `wide_copies`; updates: GPU: see there.
+        reordered: GPU: the latter's value by (product, place); wide: TPU: see `wide_copies`; updates, row_sums: GPU.
       kernels: TPU: for every operation the kernel of the vector unit that it is part of; else None throughout.
       starts: GPU: see `kernel_starts`; producers: for every value the operation that makes it, or -1.
-      times: when each operation runs, as the index of an operation.  TPU: what is fused runs as soon as its last
-        operand is there, however late it is written (a weight's gradient with the optimizer's arithmetic at the end);
-        GPU: products in loops run as late as they can.
+      times: when each operation runs, as the index of one.  TPU: what is fused runs as soon as its last operand is
+        there, however late it is written (a weight's gradient with the optimizer); GPU: products in loops run late.
       bodies: by operation, what runs inside the `shard_map`s that the user wrote; resident: TPU: see `residents`.
     """
 
@@ -91,6 +91,7 @@ class Traffic:
     spread: tuple[Spread, ...]
     squares: tuple[Squares, ...]
     wide: tuple[WideCopy, ...]
+    row_sums: tuple[RowSum, ...]
     apart: Mapping[int, tuple[tuple[int, int], ...]]
     updates: tuple[Update, ...]
     reordered: Mapping[tuple[int, int], int]
@@ -139,6 +140,8 @@ class _Kernels:
             self.loop_of[loop.start : loop.stop] = [position] * (loop.stop - loop.start)
         products = [op for op in graph.ops if rules[op.index].matmul]
         self.product_operands = {unmoved(graph, self.producers, v) for op in products for v in op.operands}
+        self.images = image_lanes(graph, rules) if platform == "tpu" else {}
+        self.laid = written_for_products(graph, self.images, self.producers)
         self.op_level, self.value_level = [0] * len(graph.ops), [0] * len(graph.values)
         self._find_levels()
         self.onto = dict(added_onto(graph, self.producers)) if platform == "gpu" else {}
@@ -286,7 +289,7 @@ class _Kernels:
         stack of weights, which is converted once, before the loop (the scanned Llama's program); else everything."""
         leaves = self.leaves[value] or {}
         if self.platform == "tpu":
-            return any(not self.stored[leaf] and self._buffer(leaf) for leaf in leaves)
+            return value in self.laid or any(not self.stored[leaf] and self._buffer(leaf) for leaf in leaves)
         return unmoved(self.graph, self.producers, value) not in leaves
 
     def traffic(self) -> Traffic:
@@ -294,15 +297,13 @@ class _Kernels:
         # a loop's next carry is written into the carry's buffer
         carried = {op.operands[0] for op in self.graph.ops if op.primitive == "carry_next"}
         runs, seen = self._runs(carried), set[tuple[int, int, int]]()
-        reads: list[tuple[float, ...]] = []
-        writes: list[tuple[float, ...]] = []
+        reads, writes = list[tuple[float, ...]](), list[tuple[float, ...]]()
         flow = Flow(
             graph=self.graph, rules=self.rules, kinds=self.kinds, source=self.source, producers=self.producers,
             loop_of=self.loop_of,
         )  # fmt: skip
         times, tpu, gpu = self._times(flow), self.platform == "tpu", self.platform == "gpu"
-        again = written_again(flow) if gpu else set()
-        images, tables = (image_lanes(self.graph, self.rules), row_updates(self.graph, self.rules)) if tpu else ({}, ())
+        again, tables = written_again(flow) if gpu else set(), row_updates(self.graph, self.rules) if tpu else ()
         for op in self.graph.ops:
             if op.primitive in ("scan_slice", "scan_stack"):
                 moved = stack_traffic(flow, op, self.platform, self.leaves, self.product_operands, again)
@@ -331,13 +332,14 @@ class _Kernels:
             fills=fills(flow, times, self.onto) if gpu else (),
             invariants=loop_invariants(flow) if gpu else (),
             over=overwritable(flow, self.stored, times if gpu else None, self.onto.values()) if tpu or gpu else {},
-            images=images,
+            images=self.images,
             rows={**outside_tiles(flow), **spanned, **tiled_in_rows(self.graph), **lanes_left(flow)} if tpu else {},
             copied_images=copied_reads(self.graph, self.rules, self.stored, self.producers) if tpu else (),
             tables=tables,
-            spread=spread_reads(self.graph, images) if images else (),
+            spread=spread_reads(self.graph, self.images) if self.images else (),
             squares=shared_squares(flow, self.stored) if tpu else (),
             wide=wide_copies(self.graph, self.producers) if tpu else (),
+            row_sums=row_sums(flow, self.stored) if gpu else (),
             apart=apart,
             updates=updates_of(flow) if gpu else (),
             reordered={product: value for value, products in turned.items() for product in products},

@@ -93,6 +93,7 @@ def simulate_memory(
     squares: Sequence[Squares] = (),
     beside: Sequence[tuple[int, int, int]] = (),
     listed: Mapping[int, int] | None = None,
+    late: Mapping[int, int] | None = None,
 ) -> MemoryProfile:
     """The live sets of `graph`.
 
@@ -101,7 +102,8 @@ def simulate_memory(
         second_stacks: loops' stacks that are there twice; fills: what is filled together; times: when each operation
         runs; see `Traffic`.
       op_scratch: bytes that operations need beside their results while they run, see `split_k` and `pooling`.
-      beside: (start, stop, bytes) of what else is copied; listed: values whose copies are read: from when on.
+      beside: (start, stop, bytes) of what else is copied; listed: values whose copies are read: from when on;
+        late: values that are made when they are read alone: since when.
       waited: values that wait behind a loop: until when, and the share of their bytes that they wait in.
       platform: "tpu", "gpu" or "cpu", see `device_bytes`; whole_sums: see `CostModel.whole_sums`;
         images, over, copied_images, tables, spread, squares: see `Traffic`.
@@ -203,6 +205,7 @@ def simulate_memory(
         if value in inputs or not (stored[value] or pending):
             continue
         start, stop = intervals[value]
+        start = max(start, (late or {}).get(value, start))
         primitive = graph.ops[producers[value]].primitive
         if pending and primitive not in _LOOP_BUFFERS:
             if value in carried and not stored[value]:

@@ -20,6 +20,7 @@ from .memory import MemoryProfile, simulate_memory
 from .model import CostModel
 from .pooling import pooling_scratch
 from .rings import ring_operands
+from .row_sums import written_in_rows
 from .split_k import split_scratch
 from .tables import ListCopy, list_copies
 from .tiles import device_bytes
@@ -58,6 +59,11 @@ def step_memory(
     beside = [*(moved.copies if moved else ()), *_handed_over(graph, axes, crossing.invariants, values)]
     lists: Sequence[ListCopy] = ()
     beside += turned_updates(graph, axes, crossing.updates, times, values, reads)
+    late: dict[int, int] = {}
+    if crossing.row_sums:
+        needed = (lives or lives_of(graph, stored, times)).needed
+        in_rows, late = written_in_rows(graph, axes, crossing.row_sums, times, needed, reads, values)
+        beside += in_rows
     if model.profile.kind == "tpu":
         beside += ring_operands(graph, axes, stored, crossing.producers, times, values, reads)
         room = model.profile.on_chip_bytes or 0
@@ -76,7 +82,7 @@ def step_memory(
         images=crossing.images, rows=crossing.rows, over=crossing.over, waited=waited, outputs=outputs,
         copied_images=crossing.copied_images, tables=crossing.tables, spread=crossing.spread, squares=crossing.squares,
         platform=model.profile.kind, whole_sums=model.whole_sums,
-        lives=lives, beside=beside, listed={one.value: one.stop - 1 for one in lists if one.given_up},
+        lives=lives, beside=beside, late=late, listed={one.value: one.stop - 1 for one in lists if one.given_up},
     )  # fmt: skip
 
 

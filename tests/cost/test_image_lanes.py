@@ -7,10 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import AbstractMesh
 
 import jaxplan
-from jaxplan.cost import device_bytes
+from jaxplan.cost import device_bytes, traffic
 from jaxplan.cost.images import image_lanes
 from jaxplan.ir import trace
 from jaxplan.sharding import graph_rules
@@ -66,3 +67,35 @@ def test_a_convolution_reads_a_copy_of_the_steps_images() -> None:
     planned = jaxplan.auto_shard(step, AbstractMesh((1,), ("data",)), hardware="tpu-v5e", donate_argnums=(0,))
     cost = planned.plan(weights, jax.ShapeDtypeStruct((16, 224, 224, 3), jnp.float32)).cost
     assert dict(cost.peak_parts)["copies"] == 128 * 224 * 224 * 4 * 2
+
+
+def stored(step: Any, *shapes: tuple[int, ...]) -> tuple[Any, tuple[bool, ...]]:
+    graph = trace(step, [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes], {}).graph
+    return graph, traffic(graph, graph_rules(graph), "tpu").stored
+
+
+@pytest.mark.parametrize(("pixels", "written"), [(56, True), (28, False)])
+def test_an_image_is_written_for_a_product_whose_rows_of_pixels_fill_tiles(pixels: int, written: bool) -> None:
+    """A ConvNeXt of 96 channels keeps normalised images of 56 pixels a side, of 28 none (v5e and v5p)."""
+
+    def step(x: Any, kernel: Any, wide: Any) -> Any:
+        made = convolve(x, kernel)
+        centred = made - made.mean(-1, keepdims=True)
+        return (centred * jax.lax.rsqrt((centred**2).mean(-1, keepdims=True) + 1e-6)) @ wide
+
+    graph, kept = stored(step, (16, pixels, pixels, 96), (3, 3, 96, 96), (96, 384))
+    (product,) = (op for op in graph.ops if op.primitive == "dot_general")
+    assert kept[product.operands[0]] == written
+
+
+@pytest.mark.parametrize(("window", "written"), [(7, True), (1, False)])
+def test_a_sum_of_images_is_written_for_a_window_that_slides_over_it(window: int, written: bool) -> None:
+    """And is made again of the two for a convolution of single pixels (a ConvNeXt's blocks, and a MobileNet's)."""
+
+    def step(x: Any, kernels: Any, then: Any) -> Any:
+        images = [convolve(x, kernel) for kernel in kernels]
+        return convolve(images[0] + images[1], then), jnp.tanh(images[0]), jnp.tanh(images[1]), images
+
+    graph, kept = stored(step, (16, 28, 28, 96), (2, 3, 3, 96, 96), (window, window, 96, 96))
+    (added,) = (op.results[0] for op in graph.ops if op.primitive == "add")
+    assert kept[added] == written
