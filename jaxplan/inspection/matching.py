@@ -8,6 +8,7 @@ over the same mesh axes; every run of every tensor is matched once at most.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,8 @@ _EQUAL = 0.02
 """Padding changes a buffer's size by less."""
 _RING = (0.45, 1.35)
 """Bytes that the permutes of a ring send, as a share of those of the collective that they make up: a ring of n devices
-sends n - 1 or n times one part in n; where both directions are used, each direction does half."""
+sends n - 1 or n times one part in n; where both directions are used, each direction does half, or one more in all."""
+_RINGS = ("all_gather", "reduce_scatter", "all_reduce")
 
 
 @dataclass(kw_only=True)
@@ -174,19 +176,40 @@ def _halves(planned: Sequence[Part], compiled: Sequence[Part]) -> None:
 
 
 def _rings(planned: Sequence[Part], compiled: Sequence[Part], axes: MeshAxes) -> None:
-    """Permutes that pass the pieces of an all_gather or a reduce_scatter around a ring, one after another."""
-    for p in planned:
-        if p.left <= 0 or p.kind not in ("all_gather", "reduce_scatter", "all_reduce"):
-            continue
-        chain = [c for c in compiled if c.kind == "collective_permute" and c.left > 0 and c.axes == p.axes]
-        for group in ([c for c in chain if _near(p, c)], chain):
-            sent = sum(c.wire_bytes(axes) for c in group)
-            if group and _RING[0] <= sent / p.wire_bytes(axes) <= _RING[1]:
-                p.left = 0.0
-                for c in group:
-                    c.left = 0.0
-                    c.notes.append(f"part of a ring that makes up an {p.kind}")
-                break
+    """Permutes that pass the pieces of an all_gather or a reduce_scatter around a ring, one after another.
+
+    Several on one line are told apart by the size of their pieces, and those of one size count together.
+    """
+    for of_a_size in (True, False):
+        for p in planned:
+            if p.left <= 0 or p.kind not in _RINGS:
+                continue
+            chain = [c for c in compiled if c.kind == "collective_permute" and c.left > 0 and c.axes == p.axes]
+            alike = [p]
+            if of_a_size:
+                piece = p.bytes / math.prod(p.sizes(axes))
+                chain = [c for c in chain if any(abs(c.bytes - size) <= _EQUAL * size for size in (piece, piece / 2))]
+                others = (o for o in planned if o is not p and o.left > 0 and o.kind in _RINGS and o.axes == p.axes)
+                alike += [o for o in others if _alike(p, o, 1.0)]
+            for near in (True, False):
+                group = [c for c in chain if not near or _near(p, c)]
+                if _passed_on([o for o in alike if not near or o.lines & p.lines], group, axes):
+                    break
+
+
+def _passed_on(planned: Sequence[Part], permutes: Sequence[Part], axes: MeshAxes) -> bool:
+    """Match the first so many of `planned` that `permutes` send as much as rings of them do, if there are so many."""
+    sent, wire = sum(c.wire_bytes(axes) for c in permutes), 0.0
+    for count, p in enumerate(planned, 1):
+        wire += p.wire_bytes(axes)
+        if _RING[0] * wire <= sent <= _RING[1] * wire:
+            for done in planned[:count]:
+                done.left = 0.0
+            for c in permutes:
+                c.left = 0.0
+                c.notes.append(f"part of a ring that makes up an {p.kind}")
+            return True
+    return False
 
 
 def _volumes(planned: Sequence[Part], compiled: Sequence[Part]) -> None:

@@ -64,6 +64,11 @@ SAME = {
         [plan_of("reduce_scatter", 1000)],
         [made_of("collective_permute", 125, trips=3), made_of("collective_permute", 125, trips=3)],
     ),
+    "two of a size around rings on one line": (
+        [plan_of("reduce_scatter", 1000), plan_of("reduce_scatter", 1000), plan_of("all_gather", 200)],
+        [made_of("collective_permute", 250, trips=4), made_of("collective_permute", 250, trips=4),
+         made_of("collective_permute", 50, trips=3)],
+    ),
     "two tensors gathered as one": (
         [plan_of("all_gather", 600), plan_of("all_gather", 400)], [made_of("all_gather", 1000)]
     ),
@@ -99,6 +104,12 @@ def test_what_was_planned_and_is_not_there_is_left_on_the_other_side() -> None:
         [("all_gather", 1000)],
         [],
     )
+
+
+def test_rings_on_one_line_are_told_apart_by_their_pieces() -> None:
+    planned = [plan_of("reduce_scatter", 1000, trips=2), plan_of("reduce_scatter", 400), plan_of("all_gather", 600)]
+    rings = [made_of("collective_permute", 250, trips=6), made_of("collective_permute", 100, trips=3)]
+    assert left(planned, rings) == ([("all_gather", 600)], [])
 
 
 def test_what_sends_more_than_was_planned_in_its_place_is_known_to() -> None:
