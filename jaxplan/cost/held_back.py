@@ -16,11 +16,11 @@ last of them: a diffusion U-Net, a ConvNeXt and a MobileNet of a few million par
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from ..ir import Graph
+from ..ir import Graph, Op
 from ..sharding import UNREDUCED, MeshAxes, Step, reshard_steps
 
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
@@ -49,11 +49,7 @@ def held_back(
     """
     sizes = dict(axes)
     last = graph.ops[max((loop.stop for loop in graph.loops), default=0) :]
-    needed: set[int] = set()  # by products
-    for op in reversed(last):
-        if op.primitive in PRODUCTS or not needed.isdisjoint(op.results):
-            needed.update(op.operands)
-    held = {v for op in last if op.primitive in PRODUCTS for v in op.results} - needed
+    held, needed = _last_products(last, ())
     summed: dict[tuple[int, bytes], tuple[Step, ...]] = {}
     for (reader, position), row in reads.items():
         value = graph.ops[reader].operands[position]
@@ -74,3 +70,32 @@ def held_back(
         for value in op.operands:
             wanted[value] = min(wanted.get(value, later[op.index]), later[op.index])
     return tuple(later)
+
+
+def put_off(graph: Graph, times: Sequence[int], lists: Collection[int], until: int) -> tuple[int, ...]:
+    """`times` of a step on TPU whose SparseCores bring these values, lists of rows, into another layout until `until`.
+
+    XLA starts them as soon as the rows are there, and what wants nothing of the list runs beside it: the last products
+    that no other product needs, which keep their operands till then (a recommender's layers, beside the gradients of
+    its bags of rows: compiled for v5p and v7x, jax 0.10.2, libtpu 0.0.42.1; on v5e and v6e the core itself does it).
+    """
+    last = graph.ops[max((loop.stop for loop in graph.loops), default=0) :]
+    held, _ = _last_products(last, lists)
+    later, after = list(times), dict[int, int]()
+    for op in last:
+        ready = [after[v] for v in op.operands if v in after]
+        if not held.isdisjoint(op.results):
+            ready.append(until)
+        if ready and max(ready) > later[op.index]:
+            later[op.index] = max(ready)
+            after.update(dict.fromkeys(op.results, later[op.index]))
+    return tuple(later)
+
+
+def _last_products(last: Sequence[Op], wanted: Iterable[int]) -> tuple[set[int], set[int]]:
+    """What products make that neither another product needs nor what is `wanted`, and what these need."""
+    needed = set(wanted)
+    for op in reversed(last):
+        if op.primitive in PRODUCTS or not needed.isdisjoint(op.results):
+            needed.update(op.operands)
+    return {v for op in last if op.primitive in PRODUCTS for v in op.results} - needed, needed

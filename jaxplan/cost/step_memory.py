@@ -14,7 +14,7 @@ from .bodies import Body
 from .copied_back import back_and_forth
 from .few_images import moved_pixels
 from .fusion import Traffic
-from .held_back import held_back
+from .held_back import held_back, put_off
 from .invariants import Invariant
 from .memory import MemoryProfile, simulate_memory
 from .model import CostModel
@@ -47,6 +47,12 @@ def step_memory(
     times, stored = crossing.times, crossing.stored
     if model.profile.kind == "gpu":
         times = held_back(graph, axes, stored, times, values, reads)
+    lists: Sequence[ListCopy] = ()
+    if model.profile.kind == "tpu":
+        lists = [*list_copies(graph, axes, values, reads, times, model.profile.on_chip_bytes or 0)]
+        scattered = {one.value: one.stop - 1 for one in lists if one.size and one.given_up and one.in_rows}
+        if model.profile.sparse_core_copies and scattered:
+            times = put_off(graph, times, scattered, max(scattered.values()))
     moved = moved_pixels(graph, axes, crossing.images, stored, times, reads, crossing.spread)
     lives = crossing.lives if times is crossing.times else None
     if moved:
@@ -57,7 +63,6 @@ def step_memory(
     for op, size in apart_scratch(graph, axes, crossing.apart, reads).items():
         scratch[op] = scratch.get(op, 0) + size
     beside = [*(moved.copies if moved else ()), *_handed_over(graph, axes, crossing.invariants, values)]
-    lists: Sequence[ListCopy] = ()
     beside += turned_updates(graph, axes, crossing.updates, times, values, reads)
     late: dict[int, int] = {}
     if crossing.row_sums:
@@ -68,7 +73,6 @@ def step_memory(
         beside += ring_operands(graph, axes, stored, crossing.producers, times, values, reads)
         room = model.profile.on_chip_bytes or 0
         beside += back_and_forth(graph, axes, room, times, (lives or crossing.lives).needed, values)
-        lists = [*list_copies(graph, axes, values, reads, times, room)]
         beside += [(one.start, one.stop, one.size) for one in lists]
     for wide in crossing.wide:
         if (row := reads.get((wide.gather, 0))) is not None:

@@ -216,6 +216,7 @@ class ListCopy(NamedTuple):
 
     Attributes:
       value: the rows; start, stop: when the list is there; given_up: what was copied is not needed from `stop` - 1 on.
+      in_rows: what was copied has the elements of a row side by side, not the rows that are added up.
     """
 
     value: int
@@ -223,6 +224,7 @@ class ListCopy(NamedTuple):
     stop: int
     size: int
     given_up: bool
+    in_rows: bool
 
 
 def list_copies(
@@ -238,7 +240,7 @@ def list_copies(
     Args:
       room: bytes of the vector memory; smaller lists are in there.
     """
-    uses = graph.uses()
+    uses, producers = graph.uses(), graph.producers()
     for op in graph.lookups():
         for value, tiling in _rows_of(op, graph)[:1]:
             gathered = op.primitive == "gather"
@@ -251,4 +253,16 @@ def list_copies(
             size = int(device_bytes(tensor, row[None], axes, "gpu")[0])
             if size < int(device_bytes(tensor, row[None], axes, "tpu", dims)[0]):
                 start, alone = when[op.index] - (not gathered), not gathered and len(uses[value]) == 1
-                yield ListCopy(value, max(start, 0), when[op.index] + 1, size * (size > room), alone)
+                rows, least = (
+                    int(device_bytes(tensor, row[None], axes, "tpu", d)[0]) for d in (frozenset({min(dims) + 1}), dims)
+                )
+                whole = size * (size > room)
+                yield ListCopy(value, max(start, 0), when[op.index] + 1, whole, alone, rows == least)
+                maker = graph.ops[producers[value]]
+                spread = reads.get((maker.index, 0)) if alone and maker.primitive == "broadcast_in_dim" else None
+                if spread is not None and rows == least:  # what is spread over rows is brought into such before
+                    one, first = graph.values[maker.operands[0]], max(when[maker.index] - 1, 0)
+                    size = int(device_bytes(one, spread[None], axes, "tpu", frozenset({len(one.shape) - 1}))[0])
+                    yield ListCopy(
+                        maker.operands[0], first, when[maker.index] + 1, size * (size > room), False, True
+                    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 
 from jaxplan.cost import CostModel, simulate_memory, step_memory, traffic
-from jaxplan.cost.held_back import held_back
+from jaxplan.cost.held_back import held_back, put_off
+from jaxplan.cost.tables import list_copies
 from jaxplan.hardware import axis_links, load_profile
 from jaxplan.ir import Graph, trace
 from jaxplan.sharding import graph_rules
@@ -110,3 +112,51 @@ def test_on_gpu_kernels_gradients_wait_too() -> None:
     values |= {op.results[0]: np.array([-2], np.int8) for op in kernels}
     times = held_back(graph, AXES, crossing.stored, crossing.times, values, reads)
     assert times[kernels[0].index] > crossing.times[kernels[0].index]
+
+
+def recommender(params: Any, ids: Any, y: Any) -> Any:
+    """Bags of rows of several tables, and layers of their sums."""
+
+    def loss(params: Any) -> Any:
+        tables, ws = params
+        x = jax.vmap(lambda table, i: table[i].sum(1), in_axes=(0, 1), out_axes=1)(tables, ids).reshape(len(ids), -1)
+        for w in ws:
+            x = jnp.tanh(x @ w)
+        return jnp.mean((x - y) ** 2)
+
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params))
+
+
+def test_layers_wait_while_sparse_cores_copy_a_recommenders_rows() -> None:
+    """The gradients of bags of rows are one list; on v5p and v7x both layers' gradients are made beside its copy, on
+    v5e and v6e before (f32[5, 200000, 32], 16384 bags of 8 rows, compiled by jax 0.10.2, libtpu 0.0.42.1)."""
+    shapes = [(5, 200000, 32), (160, 1024), (1024, 1024)]
+    tables, *ws = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
+    ids, y = jax.ShapeDtypeStruct((16384, 5, 8), jnp.int32), jax.ShapeDtypeStruct((16384, 1024), jnp.float32)
+    graph = trace(recommender, ((tables, ws), ids, y), {}, donate_argnums=(0,)).graph
+    axes = (("data", 1),)
+    values = {v.index: np.full(1, -1, np.int8) for v in graph.values if not v.constant}
+    reads = {(op.index, i): values[v] for op in graph.ops for i, v in enumerate(op.operands) if v in values}
+    crossing = traffic(graph, graph_rules(graph), "tpu")
+    lists = list(list_copies(graph, axes, values, reads, crossing.times, 0))
+    (rows,) = (one for one in lists if one.given_up)
+    maker = graph.ops[graph.producers()[rows.value]]
+    (spread,) = (one for one in lists if one.value in maker.operands)
+    assert spread.size == 5 * 16384 * 128 * 4  # in lanes, 32 of 128
+    weights = [op.index for op in graph.ops if op.primitive == "dot_general" and made(graph, op.index) in shapes]
+    later = put_off(graph, crossing.times, [rows.value], rows.stop - 1)
+    assert [later[index] for index in weights] == [rows.stop - 1] * 2
+    assert later[maker.index] == crossing.times[maker.index]
+
+    def alive(sparse_core_copies: int) -> int:
+        profile = replace(load_profile("tpu-v5p"), sparse_core_copies=sparse_core_copies)
+        model = CostModel(profile=profile, axes=axes, links=(axis_links(profile, axes)["data"],))
+        kinds = ["parameter"] * 3 + ["batch"] * 2
+        found = step_memory(graph, axes, model, crossing, kinds, values, reads, {})
+        return int(found.curve[rows.start])
+
+    assert alive(1) - alive(0) > 2 * 2 * 16384 * 1024  # bf16, of either layer
+
+
+def made(graph: Graph, op: int) -> tuple[int, ...]:
+    return graph.values[graph.ops[op].results[0]].shape
