@@ -55,7 +55,7 @@ def budget_overrun(mesh: Any) -> int:
     """A budget that the model's plan keeps to, and what XLA for CPU compiles of it doesn't."""
     unheld = sharded(mesh, hold=False)
     predicted, compiled = unheld.plan(*SHAPES).cost.peak_bytes, compiled_bytes(unheld)
-    assert predicted < 0.95 * compiled  # else there is nothing to hold here
+    assert predicted < compiled - 1024  # else there is nothing to hold here
     return (predicted + compiled) // 2
 
 
