@@ -156,3 +156,20 @@ def test_xla_for_tpu_still_says_so(tpu_topology: Any) -> None:
         jax.jit(lambda x, y: jnp.sin(x @ y) @ x).lower(square, square).compile()
     wanted = refused_bytes(refused.value)
     assert wanted is not None and 2.5 * 2 * 60_000**2 < wanted < 8 * 2 * 60_000**2
+
+
+@pytest.mark.parametrize("hold", [False, True])
+def test_holding_compiles_nothing_twice(mesh_4x2: Any, hold: bool) -> None:
+    compiled: list[str] = []
+
+    def listen(event: str, seconds: float, **said: Any) -> None:
+        if event.endswith("backend_compile_duration") and "step" in str(said.get("fun_name")):
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    planned = sharded(mesh_4x2, hold=hold)
+    planned.plan(*SHAPES)
+    params, moments = planned.init(init)
+    for _ in range(2):
+        params, moments, _ = planned(params, moments, SCALE, X)
+    assert len(compiled) == 1
