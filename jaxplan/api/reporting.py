@@ -184,7 +184,7 @@ def _flops_by_source(traced: Traced, best: Candidate) -> dict[str, float]:
         if rule.matmul:
             share = float(space.strategies[node].shares[found.assignment[node]])
             line = users_line(op.source)
-            flops[line] = flops.get(line, 0.0) + rule.flops * share * op.trips
+            flops[line] = flops.get(line, 0.0) + (rule.flops - rule.empty_flops) * share * op.trips
     return dict(sorted(flops.items()))
 
 

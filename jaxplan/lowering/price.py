@@ -109,7 +109,7 @@ def price(
         once = refined.op_seconds(op, rule, strategy, graph, crossing)
         seconds[op.index] = float(once[0]) * op.trips
         if rule.matmul:
-            flops[op.index] = rule.flops * float(strategy.shares[0]) * op.trips
+            flops[op.index] = (rule.flops - rule.empty_flops) * float(strategy.shares[0]) * op.trips
     for op_index, settling_s in _copying(graph, refined, crossing, where):
         seconds[op_index] = seconds.get(op_index, 0.0) + settling_s
     asked = [(c, operation_of(c.scope)) for c in found.collectives if c.kind != "all_slice"]

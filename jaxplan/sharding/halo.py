@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 
 @dataclass(frozen=True, kw_only=True)
 class Halo:
@@ -84,6 +86,13 @@ class Window:
             return None
         reach = (results - 1) * self.stride
         return self._read(self.low, reach - self.low - self.dilation + 1)
+
+    def pairs(self, extent: int, results: int) -> int:
+        """Pairs of a result and an element of the window that meet an element of an operand `extent` long, not its
+        padding and not a gap between its elements."""
+        starts, reads = np.arange(results) * self.stride - self.low, np.arange(self.size) * self.dilation
+        places = starts[:, None] + reads[None, :]
+        return int(((places >= 0) & (places <= (extent - 1) * self.base) & (places % self.base == 0)).sum())
 
     def _read(self, before: int, after: int) -> tuple[int, int]:
         """Elements among so many positions of the dilated operand before a piece, and after it."""

@@ -58,6 +58,7 @@ class Rule:
       follows: elementwise-like: cheap, fused into its neighbours, and laid out like them; no reshard is
         proposed between two operations that follow.
       flops: arithmetic of the whole operation (unpartitioned), divided among the cut factors.
+      empty_flops: those of them that a convolution makes on padding and in gaps of a dilation: XLA counts none there.
       source: costs nothing and can be made in any layout (iota, a broadcast scalar).
       linear: a pending sum may pass through all operands at once (add) or the only tensor operand.
       fixed: the mesh axes that the user's own code demands on every dimension of every operand, then result (a
@@ -75,6 +76,7 @@ class Rule:
     reducer: str = "sum"
     follows: bool = False
     flops: float = 0.0
+    empty_flops: float = 0.0
     matmul: bool = False
     source: bool = False
     linear: bool = False

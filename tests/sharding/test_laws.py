@@ -125,6 +125,32 @@ def test_the_flops_of_products_are_those_that_xla_counts(case: Case) -> None:
     assert rule_for(eq.shapes).flops == counted
 
 
+PADDED = [
+    Case(
+        primitive="conv_general_dilated",
+        label=f"padded {options}",
+        fn=lambda x, w, options=options: jax.lax.conv_general_dilated(  # type: ignore[misc]
+            x, w, dimension_numbers=("NHWC", "HWIO", "NHWC"), **options
+        ),
+        args=(real(8, 6, 5, 8), real(3, 4, 8 // options.get("feature_group_count", 1), 16)),
+    )
+    for options in (
+        {"window_strides": (1, 1), "padding": "SAME"},
+        {"window_strides": (2, 2), "padding": "SAME", "feature_group_count": 4},
+        {"window_strides": (1, 1), "padding": [(2, 3), (1, 2)], "lhs_dilation": (2, 3)},
+        {"window_strides": (1, 2), "padding": [(-1, 3), (0, 2)], "lhs_dilation": (3, 1), "rhs_dilation": (2, 1)},
+    )
+]
+
+
+@pytest.mark.parametrize("case", PADDED, ids=str)
+def test_of_padding_and_gaps_xla_counts_nothing(case: Case) -> None:
+    eq = equation(case)
+    counted = jax.jit(eq.fn).lower(*eq.operands).cost_analysis()["flops"]
+    rule = rule_for(eq.shapes)
+    assert rule.flops - rule.empty_flops == counted < rule.flops
+
+
 def test_points_of_a_kernel_that_meet_no_image_are_no_work() -> None:
     """The gradient, for the kernel, of a convolution's gradient slides images over the kernel."""
     long = Case(
@@ -135,7 +161,8 @@ def test_points_of_a_kernel_that_meet_no_image_are_no_work() -> None:
     )  # fmt: skip
     eq = equation(long)
     counted = jax.jit(eq.fn).lower(*eq.operands).cost_analysis()["flops"]
-    assert counted <= rule_for(eq.shapes).flops <= 1.3 * counted  # it says nothing of results beside the image
+    rule = rule_for(eq.shapes)
+    assert rule.flops - rule.empty_flops == counted <= rule.flops <= 1.3 * counted
 
 
 def test_a_carry_has_one_layout() -> None:

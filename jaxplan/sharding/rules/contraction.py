@@ -180,13 +180,18 @@ def conv_general_dilated(op: OpShapes) -> Rule:
     points = math.prod(
         min(window.size, (lhs_shape[d] - 1) * window.base + 1) for window, d, *_ in spatial
     )
+    flops = 2.0 * math.prod(out_shape) * rhs_shape[rhs_i] * points
+    needed = 2.0 * out_shape[out_n] * out_shape[out_c] * rhs_shape[rhs_i]
+    for window, d, _, d_out in spatial:
+        needed *= window.pairs(lhs_shape[d], out_shape[d_out])
     return b.rule(
         operands=[lhs, rhs],
         results=[out],
         reduction=reduction,
         need_replication=whole,
         matmul=True,
-        flops=2.0 * math.prod(out_shape) * rhs_shape[rhs_i] * points,
+        flops=flops,
+        empty_flops=flops - needed,
         halos=tuple(halos),
     )
 
