@@ -225,7 +225,7 @@ class _Kernels:
             for value in op.operands:
                 crosses[value] |= self.value_level[value] < self.op_level[op.index]
                 read = value
-                if product and self.platform == "gpu":
+                if op.primitive == "dot_general" and product and self.platform == "gpu":
                     read = taken_in(self.graph, self.producers, self.kinds, self.source, value)
                 crosses[read] |= crosses[value]
                 contracted[read] |= product

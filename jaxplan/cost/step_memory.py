@@ -18,6 +18,7 @@ from .held_back import held_back, put_off
 from .invariants import Invariant
 from .memory import MemoryProfile, simulate_memory
 from .model import CostModel
+from .padded_images import padded_images
 from .pooling import pooling_scratch
 from .rings import ring_operands
 from .row_sums import written_in_rows
@@ -65,8 +66,9 @@ def step_memory(
     beside = [*(moved.copies if moved else ()), *_handed_over(graph, axes, crossing.invariants, values)]
     beside += turned_updates(graph, axes, crossing.updates, times, values, reads)
     late: dict[int, int] = {}
-    if crossing.row_sums:
+    if model.profile.kind == "gpu":
         needed = (lives or lives_of(graph, stored, times)).needed
+        beside += padded_images(graph, axes, times, needed, reads)
         in_rows, late = written_in_rows(graph, axes, crossing.row_sums, times, needed, reads, values)
         beside += in_rows
     if model.profile.kind == "tpu":
