@@ -113,6 +113,10 @@ bench: $(STAMP) ## What a call costs, and what planning takes by stage at publis
 bench-quality: $(STAMP) ## Plans and templates of every model as the TPU and GPU compilers make them (hours; goes on)
 	@$(RUN) experiments/quality/run.py --whole && $(RUN) experiments/quality/page.py
 
+.PHONY: bench-filled
+bench-filled: $(STAMP) ## Does what is promised to fit, fit? The largest batches of five models, compiled for v5e (half an hour)
+	@$(RUN) experiments/quality/filled.py resnet:resnet18 resnet:resnet50 alexnet:alexnet vgg:vgg16 gpt:gpt2
+
 .PHONY: bench-iopddl
 bench-iopddl: $(STAMP) ## The contest's problems in DATA within its limits (absent files are named)
 	@$(RUN) experiments/iopddl/run.py --data "$(DATA)"
