@@ -141,7 +141,7 @@ class _Kernels:
         products = [op for op in graph.ops if rules[op.index].matmul]
         self.product_operands = {unmoved(graph, self.producers, v) for op in products for v in op.operands}
         self.images = image_lanes(graph, rules) if platform == "tpu" else {}
-        self.laid = written_for_products(graph, self.images, self.producers)
+        self.laid = written_for_products(graph, self.images)
         self.op_level, self.value_level = [0] * len(graph.ops), [0] * len(graph.values)
         self._find_levels()
         self.onto = dict(added_onto(graph, self.producers)) if platform == "gpu" else {}

@@ -83,14 +83,12 @@ def lanes_read(op: Op, place: int) -> Lanes:
     return min(spec[:2]), max(spec[:2])
 
 
-def written_for_products(graph: Graph, lanes: Mapping[int, Lanes], producers: Sequence[int]) -> set[int]:
-    """What contractions read that lies as convolutions want it, or that is a sum of images: it is written for them.
+def written_for_products(graph: Graph, lanes: Mapping[int, Lanes]) -> set[int]:
+    """What products of matrices read that lies as convolutions want it: it is written for them.
 
-    A product of matrices makes an image in the order of its dimensions where its rows of pixels fill their tiles; what
-    is computed elementwise in the layout of convolutions is not fused into it.  What a convolution of a window reads is
-    read several times: a sum of two images is not made again for it (a ConvNeXt's normalised images of 56 pixels a side
-    and its blocks' results; those of 28, 14 and 7 pixels are normalised in the product; v5e and v5p, jax 0.10.2,
-    libtpu 0.0.42.1).
+    A product makes an image in the order of its dimensions where its rows of pixels fill their tiles; what is computed
+    elementwise in the layout of convolutions is not fused into it (a ConvNeXt's normalised images of 56 pixels a side;
+    those of 28, 14 and 7 pixels are normalised in the product; v5e and v5p, jax 0.10.2, libtpu 0.0.42.1).
     """
     found = set[int]()
     for op in graph.ops:
@@ -101,25 +99,7 @@ def written_for_products(graph: Graph, lanes: Mapping[int, Lanes], producers: Se
                     pixels = [size for d, size in enumerate(shape) if d not in lanes[value]]
                     if pixels[-1] % _ROWS == 0 and pixels[-1] > 1:
                         found.add(value)
-        elif op.primitive == "conv_general_dilated":
-            numbers, kernel = op.params["dimension_numbers"], graph.values[op.operands[1]].shape
-            window = [kernel[d] for d in numbers.rhs_spec[2:]]
-            pixels = [graph.values[op.results[0]].shape[d] for d in numbers.out_spec[2:]]
-            slides = all(a <= b for a, b in zip(window, pixels, strict=True))  # else it makes weights' gradient
-            if slides and max(window, default=1) > 1 and _sums(graph, op.operands[0], producers):
-                found.add(op.operands[0])
     return found
-
-
-def _sums(graph: Graph, value: int, producers: Sequence[int]) -> bool:
-    """Whether `value` is the sum of two of its size."""
-    maker = producers[value]
-    if maker < 0 or graph.ops[maker].primitive not in ("add", "add_any"):
-        return False
-    return all(
-        graph.values[v].shape == graph.values[value].shape and v not in graph.constants
-        for v in graph.ops[maker].operands
-    )
 
 
 def _handing(

@@ -86,16 +86,3 @@ def test_an_image_is_written_for_a_product_whose_rows_of_pixels_fill_tiles(pixel
     graph, kept = stored(step, (16, pixels, pixels, 96), (3, 3, 96, 96), (96, 384))
     (product,) = (op for op in graph.ops if op.primitive == "dot_general")
     assert kept[product.operands[0]] == written
-
-
-@pytest.mark.parametrize(("window", "written"), [(7, True), (1, False)])
-def test_a_sum_of_images_is_written_for_a_window_that_slides_over_it(window: int, written: bool) -> None:
-    """And is made again of the two for a convolution of single pixels (a ConvNeXt's blocks, and a MobileNet's)."""
-
-    def step(x: Any, kernels: Any, then: Any) -> Any:
-        images = [convolve(x, kernel) for kernel in kernels]
-        return convolve(images[0] + images[1], then), jnp.tanh(images[0]), jnp.tanh(images[1]), images
-
-    graph, kept = stored(step, (16, 28, 28, 96), (2, 3, 3, 96, 96), (window, window, 96, 96))
-    (added,) = (op.results[0] for op in graph.ops if op.primitive == "add")
-    assert kept[added] == written
