@@ -41,7 +41,9 @@ def test_a_sharded_step_computes_what_the_unsharded_one_does(mesh_4x2: Mesh) -> 
     sharded = jaxplan.auto_shard(step, mesh_4x2, donate_argnums=0, options={"search": "fsdp"})
     found = verify(sharded, *SHAPES, numerics=True)
     (compared,) = [f for f in found.findings if f.what == "numerics"]
-    assert not compared.grave and "all 3 results agree, sharded over 8 cpu devices and on one" in compared.text
+    assert (
+        not compared.grave and "all 3 results agree, sharded over 8 cpu devices and on one" in compared.text
+    )
 
 
 def test_the_first_result_that_differs_is_named(mesh_4x2: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,6 +55,62 @@ def test_the_first_result_that_differs_is_named(mesh_4x2: Mesh, monkeypatch: pyt
     grave = [f for f in verify(sharded, *SHAPES, numerics=True).findings if f.what == "numerics"]
     assert [f.where for f in grave] == ["result/0/weight"]
     assert grave[0].grave and "leaves before it agree" in grave[0].text
+
+
+def attention(state: Any, tokens: jax.Array) -> Any:
+    """A bias of the keys, which moves nothing (a softmax is of differences), under Adam's first step: lr * sign(0)."""
+
+    def loss(params: Any) -> jax.Array:
+        query, key = tokens @ params["query"], tokens @ params["key"] + params["bias"]
+        scores = jax.nn.softmax(jnp.einsum("btd,bsd->bts", query, key) / 4.0)
+        return jnp.mean(jnp.square(scores @ (tokens @ params["value"])))
+
+    value, grads = jax.value_and_grad(loss)(state["params"])
+    state = state | {"params": jax.tree.map(_adam, state["params"], grads)}
+    return state, value
+
+
+def _adam(weight: jax.Array, gradient: jax.Array) -> jax.Array:
+    return weight - 0.1 * (gradient / (jnp.sqrt(gradient**2) + 1e-12)).astype(weight.dtype)
+
+
+def test_rounding_errors_that_an_optimizer_blows_up_are_no_difference(mesh_4x2: Mesh) -> None:
+    keys = jax.random.split(jax.random.key(0), 4)
+    params = {
+        name: jax.random.normal(k, (32, 32)) for name, k in zip(("key", "query", "value"), keys, strict=False)
+    }
+    state = {"params": params | {"bias": jnp.zeros(32)}}
+    tokens = jax.random.normal(keys[3], (8, 16, 32))
+
+    sharded = jaxplan.auto_shard(attention, mesh_4x2, options={"search": "fsdp"})
+    (found,) = [f for f in verify(sharded, state, tokens, numerics=True).findings if f.what == "numerics"]
+    assert not found.grave and "as result/0/params/bias, are rounding errors" in found.text, found
+
+    def other(state: Any, tokens: jax.Array) -> Any:
+        new, value = attention(state, tokens)
+        return {"params": new["params"] | {"value": state["params"]["value"]}}, value
+
+    sharded.__wrapped__ = other  # type: ignore[attr-defined]
+    (found,) = [f for f in verify(sharded, state, tokens, numerics=True).findings if f.what == "numerics"]
+    assert found.grave and found.where == "result/0/params/value", found
+
+
+def test_a_step_in_bf16_may_differ_as_bf16_does(mesh_4x2: Mesh) -> None:
+    def step(weight: jax.Array, tokens: jax.Array) -> jax.Array:
+        hidden = jnp.tanh(tokens.astype(jnp.bfloat16) @ weight.astype(jnp.bfloat16))
+        return (hidden.T @ hidden).astype(jnp.float32)
+
+    sharded = jaxplan.auto_shard(step, mesh_4x2, options={"search": "data"})
+    sharded.__wrapped__ = lambda w, t: step(w, t) * (1 + 2.0**-9)  # type: ignore[attr-defined]
+    weight, tokens = (
+        jax.random.normal(jax.random.key(0), (16, 16)),
+        jax.random.normal(jax.random.key(1), (64, 16)),
+    )
+    (found,) = [f for f in verify(sharded, weight, tokens, numerics=True).findings if f.what == "numerics"]
+    assert not found.grave and "all 1 results agree" in found.text, found
+    sharded.__wrapped__ = lambda w, t: step(w, t) * 1.1  # type: ignore[attr-defined]
+    (found,) = [f for f in verify(sharded, weight, tokens, numerics=True).findings if f.what == "numerics"]
+    assert found.grave, found
 
 
 @pytest.mark.aot_tpu
