@@ -19,6 +19,10 @@ FIRST_COLUMNS, NEXT_COLUMNS = 8, 32
 #: Entries of the two temporary arrays in which pairs are compared.
 ENTRIES_A_TURN = 1 << 20
 
+#: Entries of one node's edges, over all pairs that are left, from which on a compiled loop compares them: what it takes
+#: to load one compares hundreds of times as many.
+COMPILED_FROM = 1 << 17
+
 #: What stands for a forbidden pair where rows are subtracted: more than any sum of costs, and twice it is a float.
 FORBIDDEN = 1e200
 
@@ -68,6 +72,8 @@ class Dominance:
         if widest <= FIRST_COLUMNS:
             return found  # that was all columns
         j, i = np.nonzero(found)
+        if j.size * sum(matrix.shape[1] for matrix in edges) >= COMPILED_FROM:
+            return self._compiled(costs_s, edges, j, i)
         for columns in (NEXT_COLUMNS, None) if widest > NEXT_COLUMNS else (None,):
             extra_s = costs_s[j] - costs_s[i]
             for matrix in edges:
@@ -75,6 +81,21 @@ class Dominance:
             fails = extra_s > 0
             found[j[fails], i[fails]] = False
             j, i = j[~fails], i[~fails]
+        return found
+
+    def _compiled(self, costs_s: Floats, edges: Sequence[Floats], j: Ints, i: Ints) -> Bools:
+        """`_replaces` of the pairs `j`, `i` alone."""
+        from .row_maxima import over_all_columns
+
+        sum_s = costs_s[j] - costs_s[i]
+        least_s = np.stack([self._least_extra(matrix)[j, i] for matrix in edges])
+        for edge, matrix in enumerate(edges):
+            more, less = map(np.ascontiguousarray, _sides(matrix))
+            left = over_all_columns(more, less, j, i, sum_s, np.ascontiguousarray(least_s), edge)
+            if not left.all():
+                j, i, sum_s, least_s = j[left], i[left], sum_s[left], least_s[:, left]
+        found: Bools = np.zeros((costs_s.size, costs_s.size), np.bool_)
+        found[j, i] = sum_s <= 0
         return found
 
     def _least_extra(self, matrix: Floats) -> Floats:

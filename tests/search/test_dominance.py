@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import jaxplan.search.dominance as dominance_module
 from jaxplan.search.dominance import Dominance
 from jaxplan.search.problem import Floats, Ints
 
@@ -26,8 +27,12 @@ def by_definition(costs_s: Floats, edges: list[Floats], used: Ints) -> list[int]
     return left
 
 
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("seed", range(60))
-def test_what_is_left_is_what_the_definition_leaves(seed: int) -> None:
+def test_what_is_left_is_what_the_definition_leaves(
+    seed: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dominance_module, "COMPILED_FROM", 1 if compiled else 1 << 60)
     rng = np.random.default_rng(seed)
     size = int(rng.integers(2, 40))
     # Few different numbers, so that strategies replace one another and many are equal.
