@@ -192,21 +192,33 @@ def run_passes(module: Any, passes: Sequence[str]) -> None:
         manager.run(module.operation)
 
 
-@contextlib.contextmanager
-def equation_context(eqn: Any, scope: str) -> Iterator[None]:
-    """Bind primitives inside as `eqn` was bound: its source line, name stack and jax context, under name `scope`."""
-    # Run on jax 0.10.2 and 0.12.0.1, as `jax.core.eval_jaxpr` itself does.
-    stack = _source_info_util.current_name_stack() + eqn.source_info.name_stack
-    if scope:
-        stack = stack.extend(scope)
-    # The mesh that the program was traced under is left behind: here the plan's holds, whatever that was.
-    mesh = jax.sharding.get_abstract_mesh()
-    with (
-        _source_info_util.user_context(eqn.source_info.traceback, name_stack=stack),
-        eqn.ctx.manager,
-        jax.sharding.use_abstract_mesh(mesh),
-    ):
-        yield
+class equation_context:
+    """Bind primitives inside as `eqn` was bound: its source line, name stack and jax context, under name `scope`.
+
+    No generator: it is entered for each of a program's equations.
+    """
+
+    __slots__ = ("_managers",)
+
+    def __init__(self, eqn: Any, scope: str) -> None:
+        # Run on jax 0.10.2 and 0.12.0.1, as `jax.core.eval_jaxpr` itself does.
+        stack = _source_info_util.current_name_stack() + eqn.source_info.name_stack
+        if scope:
+            stack = stack.extend(scope)
+        self._managers = (
+            _source_info_util.user_context(eqn.source_info.traceback, name_stack=stack),
+            eqn.ctx.manager,
+            # The mesh that the program was traced under is left behind: here the plan's holds, whatever that was.
+            jax.sharding.use_abstract_mesh(jax.sharding.get_abstract_mesh()),
+        )
+
+    def __enter__(self) -> None:
+        for manager in self._managers:
+            manager.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        for manager in reversed(self._managers):
+            manager.__exit__(*error)
 
 
 def lowered_function(primitive: Any, platform: str) -> Any:

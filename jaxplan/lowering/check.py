@@ -109,7 +109,9 @@ def check(
         for round_number in range(1, max_rounds + 1):
             if asked is None:
                 with names_alone():
-                    lowered = lower_flat(traced, found, mesh, inputs, outputs, platform=platform, short=short)
+                    lowered = lower_flat(
+                        traced, found, mesh, inputs, outputs, platform=platform, short=short, layouts_alone=True
+                    )
                 asked = Asked(lowered.compiler_ir("stablehlo"), beside)
             asked.begin(while_trips)
             expected, moves, free = decided()  # meanwhile

@@ -57,10 +57,13 @@ def sharding_of(mesh: Any, layout: Layout, host: bool = False) -> NamedSharding:
 
 
 def planned_function(
-    traced: Traced, constraints: Sequence[Constraint], mesh: Any
+    traced: Traced, constraints: Sequence[Constraint], mesh: Any, *, layouts_alone: bool = False
 ) -> Callable[..., list[Any]]:
-    """`leaves -> leaves`: the step with the plan's constraints written in; `mesh` has Auto axes."""
-    replay = _replay(traced, constraints, mesh)
+    """`leaves -> leaves`: the step with the plan's constraints written in; `mesh` has Auto axes.
+
+    `layouts_alone`: for the partitioner alone, see `Replay`.
+    """
+    replay = _replay(traced, constraints, mesh, layouts_alone)
     whole = range(len(traced.graph.outputs))
 
     def run(*leaves: Any) -> list[Any]:
@@ -70,7 +73,7 @@ def planned_function(
     return run
 
 
-def _replay(traced: Traced, constraints: Sequence[Constraint], mesh: Any) -> Replay:
+def _replay(traced: Traced, constraints: Sequence[Constraint], mesh: Any, layouts_alone: bool) -> Replay:
     pins: dict[Site, tuple[NamedSharding, ...]] = {}
     held = {c.site: c.layout for c in constraints if c.why == HELD}
     for constraint in (c for c in constraints if c.why != HELD):
@@ -78,7 +81,9 @@ def _replay(traced: Traced, constraints: Sequence[Constraint], mesh: Any) -> Rep
     for site, sharding in _put(traced.graph, mesh):
         pins[site] = (sharding, *pins.get(site, ()))
     stated = own_constraints(traced.graph, mesh)
-    return Replay(pins, scopes_of(traced.graph), stated, mesh, local_layouts(constraints), held)
+    return Replay(
+        pins, scopes_of(traced.graph), stated, mesh, local_layouts(constraints), held, layouts_alone=layouts_alone
+    )
 
 
 def _put(graph: Graph, mesh: Any) -> Iterator[tuple[Site, NamedSharding]]:
@@ -109,17 +114,18 @@ def lower_flat(
     platform: str | None = None,
     donate: Collection[int] = (),
     short: Short | None = None,
+    layouts_alone: bool = False,
 ) -> Any:
     """`jax.stages.Lowered` of the planned step over flat leaves; no device is needed for an AbstractMesh.
 
     A layout of None leaves the leaf to the partitioner's propagation.  `donate`: positions of donated leaves.  With
-    `short`, of the shortened step, over the leaves that are left of it.
+    `short`, of the shortened step, over the leaves that are left of it.  `layouts_alone`: see `planned_function`.
     """
     avals, results = [v.aval for v in traced.jaxpr.invars], [v.aval for v in traced.jaxpr.outvars]
     if short is None:
-        function = planned_function(traced, constraints, mesh)
+        function = planned_function(traced, constraints, mesh, layouts_alone=layouts_alone)
     else:
-        replay = _replay(traced, constraints, mesh)
+        replay = _replay(traced, constraints, mesh, layouts_alone)
 
         def function(*leaves: Any) -> list[Any]:
             return _finished(traced.graph, replay.run_short(short, leaves), short.outputs, mesh)

@@ -34,6 +34,21 @@ Constraints = Mapping[tuple[tuple[int, ...], int], NamedSharding]
 """What the step's own sharding constraints say, by frame and equation."""
 
 
+_ARITHMETIC = frozenset({"add", "sub", "mul", "div", "max", "min"})
+
+
+def _beside_number(eqn: Any) -> int | None:
+    """The operand of elementwise arithmetic whose other operand is a number written in the program; None: no such."""
+    if eqn.primitive.name not in _ARITHMETIC:
+        return None
+    made, taken = eqn.outvars[0].aval, [v.aval for v in eqn.invars]
+    written = [isinstance(v, Literal) for v in eqn.invars]
+    if not made.shape or sum(written) != 1 or taken[written.index(True)].shape:
+        return None
+    alone = written.index(False)
+    return alone if (taken[alone].shape, taken[alone].dtype) == (made.shape, made.dtype) else None
+
+
 class Replay:
     """Evaluates a jaxpr under a jax trace with `pins` applied; `scopes` names equations for the partitioner's report.
 
@@ -44,6 +59,8 @@ class Replay:
         One that isn't here is left out.
       mesh, layouts: for operations that run in a `shard_map` of their own, see `kernels`.
       held: the layouts of sums that stay in parts through a loop, see `pending`.
+      layouts_alone: what is made is only asked how it lies.  Arithmetic with a number is written with one operand then,
+        which lies, and is moved, the same: a third of a network's operations make numbers and broadcast them.
     """
 
     def __init__(
@@ -54,8 +71,11 @@ class Replay:
         mesh: Any,
         layouts: Mapping[Site, Layout],
         held: Mapping[Site, Layout],
+        *,
+        layouts_alone: bool = False,
     ) -> None:
         self._pins = pins
+        self._layouts_alone = layouts_alone
         # few equations have any: the others are not asked for each of their operands and results
         self._pinned_at = {(site.frame, site.equation) for site in pins}
         self._held = held
@@ -226,6 +246,8 @@ class Replay:
         elif result in self._layouts:
             parts = self._on_parts(eqn, position, operands, frame, self._layouts)
             return [finished(parts, self._mesh, scope)]
+        elif self._layouts_alone and (alone := _beside_number(eqn)) is not None:
+            return [jax.lax.neg(operands[alone])]
         else:
             results = eqn.primitive.bind(*in_range(eqn, operands), **eqn.primitive.get_bind_params(params))
             return results if eqn.primitive.multiple_results else [results]

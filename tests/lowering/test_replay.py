@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from jaxplan.ir import Graph, Site, Traced, trace
-from jaxplan.lowering import planned_function
+from jaxplan.lowering import lower_flat, planned_function
 from jaxplan.plans import Constraint
-from jaxplan.sharding import all_places, layout_of_places
+from jaxplan.sharding import Collective, Layout, Partitioned, all_places, layout_of_places, partition
 
 
 @jax.custom_vjp
@@ -195,3 +195,31 @@ def test_a_pin_decides_the_layout_of_a_result(mesh_4x2: Mesh) -> None:
     pin = Constraint(site=site, layout=layout, source="", primitive="", shape=(16, 8), why="propagation")
     result = jax.jit(planned_function(traced, [pin], mesh_4x2))(*args)[0]
     assert result.sharding.is_equivalent_to(NamedSharding(mesh_4x2, layout.spec()), 2)
+
+
+def test_what_is_only_asked_how_it_lies_is_sent_the_same_without_its_numbers() -> None:
+    """A third of a network's operations make numbers and broadcast them; the ends' own numbers stay."""
+    mesh = AbstractMesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+    def step(w: jax.Array, x: jax.Array, n: jax.Array) -> tuple[jax.Array, jax.Array]:
+        made = jnp.maximum(x * 0.5 @ w - 1.0, 0.0) / (1 + x.sum()) + 2.0
+        return made * 3.0, jax.lax.fori_loop(0, 5, lambda i, c: c + 2 * i, n)
+
+    shapes = [jax.ShapeDtypeStruct(s, d) for s, d in [((64, 32), "f4"), ((16, 64), "f4"), ((), "i4")]]
+    traced = trace(step, shapes, {})
+    inputs = [Layout(dims=(("model",), ())), Layout(dims=(("data",), ())), Layout(dims=())]
+    outputs = [Layout(dims=((), ("model",))), Layout(dims=())]
+    whole, asked = (
+        lower_flat(traced, (), mesh, inputs, outputs, platform="tpu", layouts_alone=alone) for alone in (False, True)
+    )
+    whole, asked = (partition(lowered.compiler_ir("stablehlo")) for lowered in (whole, asked))
+    numbers = [sum(op.op in ("constant", "broadcast_in_dim") for op in found.ops) for found in (whole, asked)]
+    assert numbers[1] < numbers[0] - 2
+    assert whole.collectives and not (whole.warnings or asked.warnings)
+
+    def sent(found: Partitioned) -> list[Collective]:
+        return [replace(one, scope=one.scope.rpartition("/")[0]) for one in found.collectives]
+
+    assert sent(whole) == sent(asked)
+    ends = [{op.scope.rpartition("/")[0]: op.layouts for op in found.ops} for found in (whole, asked)]
+    assert ends[0] == ends[1]
