@@ -164,7 +164,10 @@ def simulate_memory(
                 stack.stop,
                 math.ceil(stack.trips * local(stack.value, values[stack.value])),
             )
-    summed = [local(value, row) for value, row in values.items() if UNREDUCED in row.tolist()]
+    # a decision's rows are few arrays
+    distinct = {id(row): row for row in values.values()}
+    pending_rows = {known for known, row in distinct.items() if UNREDUCED in row.tolist()}
+    summed = [local(value, row) for value, row in values.items() if id(row) in pending_rows]
     if platform == "tpu" and summed:
         ledger.add("scratch", 0, whole, int(SUM_SCRATCH * max(summed)), given=True)
     if platform == "tpu":
@@ -201,8 +204,8 @@ def simulate_memory(
     products = sorted(when[op.index] for op in graph.ops if op.primitive in PRODUCTS)
     given_up = {**_given_up(over or {}, intervals, values, local), **(listed or {})}
     for value, row in values.items():
-        pending = UNREDUCED in row.tolist()
-        if value in inputs or not (stored[value] or pending):
+        pending = id(row) in pending_rows
+        if not (stored[value] or pending) or value in inputs:
             continue
         start, stop = intervals[value]
         start = max(start, (late or {}).get(value, start))
@@ -309,12 +312,13 @@ def _copies(
     copies: dict[tuple[object, ...], tuple[int, int, int]] = {}
     taken: dict[tuple[object, ...], list[tuple[int, int]]] = {}
     behind = graph.behind()
-    own: dict[int, list[int]] = {}
+    own: dict[int, list[int]] = defaultdict(list)
+    ops = graph.ops
     for (op, position), row in reads.items():
-        value = graph.ops[op].operands[position]
+        value = ops[op].operands[position]
         made = values.get(value)
-        if made is None or made is row or not reshard_steps(made, row, graph.values[value].bytes, axes):
-            own.setdefault(value, []).append(needed[op])
+        if made is row or made is None or not reshard_steps(made, row, graph.values[value].bytes, axes):
+            own[value].append(needed[op])
             continue
         loop = around[op][-1] if around[op] else (0, len(graph.ops))
         start, stop = when[op], needed[op]
@@ -332,7 +336,7 @@ def _copies(
             size *= 2  # a sum's result lies in its own type
         before = copies.get(key, (start, stop, size))
         copies[key] = (min(before[0], start), max(before[1], stop), max(before[2], size))
-        own.setdefault(value, []).append(copies[key][0] + 1)
+        own[value].append(copies[key][0] + 1)
     return copies, own
 
 
@@ -348,8 +352,9 @@ def _taken_out(
     A kernel works on one layout: what it makes of a whole gradient can't be fused with what is made of its slice.
     """
     stops: dict[int, int] = {}
-    for (op, position), row in reads.items():
-        value = graph.ops[op].operands[position]
+    ops = graph.ops
+    for (op, position), row in reads.items() if True in inside else ():
+        value = ops[op].operands[position]
         made = values.get(value) if inside[value] else None
         if made is not None and made is not row and UNREDUCED not in made.tolist() and not np.array_equal(made, row):
             stops[value] = max(stops.get(value, 0), 1 + when[op])

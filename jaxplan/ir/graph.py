@@ -177,7 +177,11 @@ class Graph:
     def taken(self, value: int, reads: Iterable[tuple[int, int]]) -> Value:
         """A value as these (operation, operand position) pairs take it together: rounded where all of them round."""
         tensor = self.values[value]
-        return tensor.narrow() if not tensor.narrowed and self.narrow_reads.issuperset(reads) else tensor
+        if tensor.narrowed or not self.narrow_reads.issuperset(reads):
+            return tensor
+        if value not in self._narrow:
+            self._narrow[value] = tensor.narrow()
+        return self._narrow[value]
 
     def uses(self) -> Sequence[Sequence[tuple[int, int]]]:
         """For every value the (operation, operand position) pairs that read it, in program order."""
@@ -225,6 +229,10 @@ class Graph:
             return found[frame]
 
         return [innermost(op.sites[0].frame if op.sites else ()) for op in self.ops]
+
+    @functools.cached_property
+    def _narrow(self) -> dict[int, Value]:
+        return {}
 
     @functools.cached_property
     def _uses(self) -> list[list[tuple[int, int]]]:

@@ -296,8 +296,7 @@ class _Builder:
         if made is not self.values[value]:
             self.taken_from[op.index, position] = made
         cut = any(made is port for port in (copy, self.rounded.get(value))) and self.sharing.several(value)
-        sliced = op.primitive == "scan_slice"
-        uncut = op.index in self.totals
+        sliced, uncut = op.primitive == "scan_slice", op.index in self.totals
         tensor = self.tensors.get(made.node) or self.graph.taken(value, [(op.index, position)])
         turning = self.turnings.get((op.index, position))
         how = How(tied=tied and can_tie, trips=trips, sliced=sliced, cut=cut, uncut=uncut, turning=turning)
@@ -307,7 +306,8 @@ class _Builder:
         """`op`: what computes the copies in a move."""
         if tail.node == head.node:
             return
-        how = how._replace(start_share=self.sharing.start_share(tensor))
+        share = self.sharing.start_share(tensor)
+        how = how if share == how.start_share else how._replace(start_share=share)
         costs, allowed, moved = self.passing.edge(tail.places, head.places, tensor, how)
         if how.settled or how.turning is not None:
             seconds = self.passing.copying(tail.places, head.places, tensor, how)

@@ -42,17 +42,18 @@ def sweep(flat: Flat, costs_s: Floats, sent_s: Floats, sent_at: Ints, forward: b
             mine, theirs = sent_at[e], sent_at[flat.near_back[e]]
             if forward:
                 row = flat.near_other[e] + chosen[other] * k
+                taken, own = flat.matrix_s[row : row + k], sent_s[mine : mine + k]
                 for s in range(k):
-                    field[s] += flat.matrix_s[row + s] + sent_s[mine + s]
+                    field[s] += taken[s] + own[s]
             for s in range(k):
                 least[s] = np.inf
             for t in range(flat.size[other]):
-                row = flat.near_other[e] + t * k
-                shift = sent_s[theirs + t]
+                begin = flat.near_other[e] + t * k
+                # a slice and no branch: this is the innermost loop, and is compiled to vector instructions so
+                row, shift = flat.matrix_s[begin : begin + k], sent_s[theirs + t]
                 for s in range(k):
-                    value = flat.matrix_s[row + s] + shift
-                    if value < least[s]:
-                        least[s] = value
+                    value = row[s] + shift
+                    least[s] = value if value < least[s] else least[s]
             for s in range(k):
                 costs_s[a + s] += least[s] + sent_s[mine + s]
                 sent_s[mine + s] = -least[s]

@@ -80,16 +80,20 @@ class Sharing:
 
     def region(self, value: int, reader: int) -> tuple[int, ...]:
         """The barrier between a value and its reader; () for none."""
+        if not self.graph.barriers:
+            return ()
         producer, behind = self._producers[value], self.graph.behind()
         made, read = behind[producer] if producer >= 0 else (), behind[reader]
         return () if made == read else read
 
     def behind(self, value: int) -> dict[tuple[int, ...], set[int]]:
         """By barrier, the readers behind it that take one copy of a value, which is made there."""
+        found: dict[tuple[int, ...], set[int]] = {}
+        if not self.graph.barriers:
+            return found
         if value in self._behind:
             return self._behind[value]
-        found: dict[tuple[int, ...], set[int]] = {}
-        for reader, _ in self.readers(value) if self.graph.barriers else ():
+        for reader, _ in self.readers(value):
             region = self.region(value, reader)
             if region and self._may_share(value, reader):
                 found.setdefault(region, set()).add(reader)
