@@ -25,6 +25,7 @@ from cases import CASES
 from targets import TARGETS, hardware, is_gpu
 
 import jaxplan
+from jaxplan.lowering import compiled_memory
 
 _REPORT = "*after_optimizations-memory-usage-report.txt"
 
@@ -91,7 +92,7 @@ def main() -> None:
                 "argument": stats.argument_size_in_bytes,
                 "output": stats.output_size_in_bytes,
                 "alias": stats.alias_size_in_bytes,
-                "temp": stats.temp_size_in_bytes,
+                "temp": compiled_memory(compiled).temp_bytes,
                 "code": stats.generated_code_size_in_bytes,
             },
             compiled.as_text(),

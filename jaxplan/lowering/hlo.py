@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
+
 from ..errors import ArgumentError
 from ..sharding import MeshAxes, axes_of_groups, axes_of_pairs
 from .hlo_text import Run, Sources, bytes_of, runs
@@ -145,6 +147,13 @@ def instruction_cycles(hlo_text: str, *, while_trips: float = 16.0) -> Iterator[
 def compiled_memory(compiled: Any) -> Memory:
     """The memory of a `jax.stages.Compiled` on one device.
 
+    XLA for TPU reports the gaps between buffers twice, once in the heap that it has and once more beside it, and counts
+    them once where it decides whether a program fits: of VGG-16's 5.73 GB of temporaries the heap has 4.90, of which
+    4.06 are ever alive at once.  A convolution's step beside 13.47 GB of arguments was compiled for v5e, which has
+    16.91, with 3.52 GB of temporaries reported (3.41 of heap), an MLP's beside 14.26 GB with 2.89 (2.62); with 0.2 GB
+    more of arguments both were refused, for arguments and heap (libtpu 0.0.42.1).  The heap is half of what is reported
+    and of the most that is alive, which is reported too, with what lies in vector memory: at least the heap.
+
     Raises:
       ArgumentError: its backend gives no buffer assignment.
     """
@@ -156,9 +165,22 @@ def compiled_memory(compiled: Any) -> Memory:
     return Memory(
         argument_bytes=stats.argument_size_in_bytes,
         output_bytes=stats.output_size_in_bytes,
-        temp_bytes=stats.temp_size_in_bytes,
+        temp_bytes=_heap_bytes(stats) if _platform(compiled) == "tpu" else stats.temp_size_in_bytes,
         alias_bytes=stats.alias_size_in_bytes,
     )
+
+
+def _heap_bytes(stats: Any) -> int:
+    """Bytes of a TPU program's temporaries, gaps counted once; results without an argument's buffer count as alive."""
+    alive = stats.peak_memory_in_bytes - stats.argument_size_in_bytes
+    reported = int(stats.temp_size_in_bytes)
+    return min(reported, math.ceil((reported + alive) / 2)) if alive > 0 else reported
+
+
+def _platform(compiled: Any) -> str:
+    """What a program is compiled for; "" for one without arguments and results."""
+    shardings = jax.tree.leaves((compiled.output_shardings, compiled.input_shardings))
+    return str(next(iter(shardings[0].device_set)).platform) if shardings else ""
 
 
 def reused_parameters(hlo_text: str) -> frozenset[int]:

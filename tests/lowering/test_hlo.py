@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -281,6 +282,28 @@ def test_a_backend_without_memory_analysis_is_named() -> None:
 
     with pytest.raises(ArgumentError, match="no memory analysis"):
         compiled_memory(Silent())
+
+
+@pytest.mark.aot_tpu
+def test_gaps_between_a_tpus_buffers_count_once(tpu_topology: Any, tmp_path: Path) -> None:
+    """Two convolutions and a pooling: the pooled image's place is free where its gradient's image is made."""
+    device = jax.sharding.SingleDeviceSharding(tpu_topology("v5e:2x2").devices[0])
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        for _ in range(2):
+            x = jax.nn.relu(jax.lax.conv(x, w, (1, 1), "SAME"))
+        x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
+        return x.astype(jnp.float32).var()
+
+    shapes = [
+        jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=device) for shape in ((64, 64, 3, 3), (64, 64, 224, 224))
+    ]
+    options = {"xla_dump_to": str(tmp_path), "xla_dump_hlo_as_text": True}
+    program = jax.jit(jax.grad(loss)).lower(*shapes).compile(compiler_options=options)
+    (dumped,) = tmp_path.glob("*after_optimizations-buffer-assignment.txt")
+    heap = max(int(size) for size in re.findall(r"allocation \d+: size (\d+), preallocated-temp", dumped.read_text()))
+    assert program.memory_analysis().temp_size_in_bytes > 1.03 * heap
+    assert heap <= compiled_memory(program).temp_bytes <= 1.001 * heap
 
 
 @pytest.mark.aot_tpu
