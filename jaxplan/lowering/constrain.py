@@ -10,6 +10,7 @@ from ..ir import SUMS, VIEWS, Graph, Op, Site
 from ..plans import Constraint
 from ..sharding import NONE, UNREDUCED, Layout, cut_locally, reshard_path, runs_locally, sums_locally
 from .axis_orders import Orders
+from .in_loops import behind_barriers
 from .kernels import LOCAL
 from .pending import HELD, held_values
 
@@ -82,6 +83,10 @@ def planned_constraints(
             made = orders.layout("value", value, 0, finished(row), rank)
             why = "sum" if UNREDUCED in row.tolist() and not at_edge else "propagation"
             pin(graph.values[value].site, made, value, op.source, op.primitive, why)
+    for value, site in behind_barriers(graph, values, set(moved)):
+        if value not in held:
+            made = orders.layout("value", value, 0, finished(values[value]), len(graph.values[value].shape))
+            pin(site, made, value, graph.values[value].name, "", "propagation")
     for index, position in sorted(moved):
         op, row = graph.ops[index], reads[index, position]
         value = op.operands[position]

@@ -43,6 +43,31 @@ def entered(
     ]
 
 
+def behind_barriers(
+    graph: Graph, values: Mapping[int, np.ndarray], moved: Collection[tuple[int, int]]
+) -> list[Place]:
+    """What a remat body reads both as it is made and, one of the reads `moved`, in another layout; where it enters.
+
+    A pin on the maker ends at the barrier. Behind it Shardy takes the pin of the one reader for the value, for all
+    that XLA happens to write down after it: the gradient of a mixture of experts, gathered over one axis for rows to be
+    taken from it, was gathered whole for a product of the shared expert, as was the product's other operand, bf16[32,
+    1024, 1024] twice a layer (eight H100, jax 0.10.2).
+    """
+    if not graph.barriers or not moved:
+        return []
+    behind = graph.behind()
+    otherwise = {(graph.ops[op].operands[position], behind[op]) for op, position in moved}
+    as_made = {
+        (value, behind[op.index])
+        for op in graph.ops
+        if behind[op.index]
+        for position, value in enumerate(op.operands)
+        if (op.index, position) not in moved
+    }
+    both = otherwise & as_made
+    return [(value, site) for value, site in graph.invariants if value in values and (value, site.frame) in both]
+
+
 def written_out(
     graph: Graph, values: Mapping[int, np.ndarray], differing: Collection[int], ops: Collection[int],
     upstream: Collection[int],

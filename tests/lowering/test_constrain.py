@@ -102,3 +102,30 @@ def test_what_is_cast_twice_is_pinned_wherever_it_is_made(tpu_topology: Callable
     sent = compiled_collectives(lowered.compile(compiler_options=dict(target.compiler_options)).as_text(), axes)
     assert not [c for c in sent if c.kind == "all_gather" and c.bytes >= 1024 * 512 * 2], "of the product's operand"
     assert [c.bytes for c in sent if c.kind == "all_reduce"] == [1024 * 256 * 2]
+
+
+def test_what_a_remat_body_reads_in_two_layouts_is_pinned_where_it_enters() -> None:
+    """Behind the barrier the one reader's gather stood for the value itself: the other product gathered both operands
+    (a mixture of experts with a shared expert on eight H100, jax 0.10.2)."""
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def step(x: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
+        layer = jax.checkpoint(lambda x, down: jnp.cumsum(x, 0) + jnp.tanh(x @ up) @ down)
+        return jax.grad(lambda down: jnp.sum(jnp.tanh(layer(jnp.tanh(layer(x, down)), down))))(down)
+
+    traced = trace(step, [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((64, 64), (64, 256), (256, 64))], {})
+    graph = traced.graph
+    assert graph.barriers
+    batch = {v.index for v in graph.values if v.shape[:1] == (64,) and v.index != graph.inputs[1]}
+    values = {v.index: ROWS if v.index in batch else WHOLE for v in graph.values}
+    reads = {(op.index, i): values[v] for op in graph.ops for i, v in enumerate(op.operands)}
+    for op in graph.ops:
+        if op.primitive.startswith("cumsum"):
+            reads[op.index, 0] = values[op.results[0]] = WHOLE
+        if op.primitive == "dot_general" and graph.values[op.results[0]].shape == (256, 64):
+            values[op.results[0]] = np.array([UNREDUCED], np.int8)
+    pins = planned_constraints(graph, values, reads, {}, Orders(axes=AXES, chosen={}))
+    rows, whole = Layout(dims=(("data",), ())), Layout(dims=((), ()))
+    compiled = lower_flat(traced, pins, mesh, (rows, whole, whole), (whole,), donate=()).compile()
+    sent = compiled_collectives(compiled.as_text(), AXES)
+    assert max(c.bytes for c in sent if c.kind == "all_gather") == 64 * 64 * 4, sent
