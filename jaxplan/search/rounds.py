@@ -68,6 +68,9 @@ CLOSE_PATIENCE = 2
 #: cores of it proved in one.
 CLOSE_GAIN = 0.05
 
+#: What `Rounds.proof_s` counts from: a gap of which little comes but a better bound.
+NEAR_GAP = 0.01
+
 #: What has more columns is first tried by elimination, where branching begins: that takes some tenths of a second.
 CLIMB_COLUMNS = 3_000
 
@@ -99,7 +102,8 @@ class Rounds:
     """The state that the relaxations hand on to the exact rounds, for the whole reduced problem or a core of
     it.
 
-    Bounds found in a core hold for the whole up to `ceiling_s`, the cost that the core was cut at.
+    Bounds found in a core hold for the whole up to `ceiling_s`, the cost that the core was cut at.  A large problem is
+    searched for `proof_s` seconds more once the search at prices ends within `NEAR_GAP`.
     """
 
     def __init__(
@@ -110,8 +114,9 @@ class Rounds:
         engine: Solver,
         relative_gap: float,
         ceiling_s: float = math.inf,
+        proof_s: float = math.inf,
     ) -> None:
-        self.small, self.lift = small, lift
+        self.small, self.lift, self.proof_s = small, lift, proof_s
         self.best, self.engine, self.relative_gap, self.ceiling_s = best, engine, relative_gap, ceiling_s
         self.timeline = Timeline(small)
         self.rows: list[int] = []
@@ -156,6 +161,8 @@ class Rounds:
         if self.best.closed(self.relative_gap):
             return True
         self._reached_s = abs(search.cost_s) or 1.0
+        if self.best.closed(NEAR_GAP):
+            search.deadline = deadline = min(deadline, time.monotonic() + self.proof_s)
         left_s = deadline - time.monotonic()
         try:
             if math.isinf(left_s):
