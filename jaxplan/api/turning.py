@@ -89,6 +89,9 @@ def ordered(pipeline: Pipeline, found: Found) -> Found:
         found = replace(other, space=space, result=result.bounded(result.bound_s, pipeline.options.relative_gap))
         turned, turns = _turned(pipeline, found)
         best = turned if turned.result.objective_s < best.result.objective_s else best
+        # what searches know only adds up: no later one finds more than this one saw
+        if best.result.objective_s - other.result.objective_s <= SHARE * best.result.objective_s:
+            break
     best = in_all_orders(best) if known and not first and best.result.gap > MUCH_GAP else best
     proved = best.result.gap <= pipeline.options.relative_gap
     termination = Termination.OPTIMAL if proved else best.result.termination
