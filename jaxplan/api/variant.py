@@ -61,7 +61,10 @@ class Variant:
         # Set by the first call with such arguments, so that later ones need no failed trace.
         self.takes_explicit = False
         self._hosted = [i for i, tensor in enumerate(plan.inputs) if tensor.host]
-        self._run = planned_function(traced, plan.constraints, target.mesh)
+
+    @functools.cached_property
+    def _run(self) -> Callable[..., list[Any]]:
+        return planned_function(self.traced, self.plan.constraints, self.target.mesh)
 
     @functools.cached_property
     def in_trees(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -199,8 +202,7 @@ class Variant:
         if (plan.inputs, plan.outputs, plan.constraints) == (before.inputs, before.outputs, before.constraints):
             return
         self._former = (*self._former, self.in_trees)
-        self._run = planned_function(self.traced, plan.constraints, self.target.mesh)
-        for made in ("in_trees", "out_tree", "jitted", "jitted_with_keywords"):
+        for made in ("in_trees", "out_tree", "jitted", "jitted_with_keywords", "_run"):
             self.__dict__.pop(made, None)
 
     def say_deleted(self, error: RuntimeError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

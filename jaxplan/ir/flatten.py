@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -98,6 +99,7 @@ class Flattener:
         self.while_trips = while_trips
         self._literals: dict[tuple[Any, ...], int] = {}
         self._elements: dict[Any, tuple[str, float]] = {}
+        self._types: dict[int, tuple[Any, tuple[int, ...], str, float, bool]] = {}
         self._sources: dict[tuple[Any, str], str] = {}
 
     # -- values -------------------------------------------------------------------------------------------
@@ -112,20 +114,16 @@ class Flattener:
         number: float | None = None,
     ) -> int:
         index = len(self.values)
-        dtype, item_bytes = self._element(getattr(aval, "dtype", None))
+        if id(aval) not in self._types:  # equal types are mostly one object, which is kept
+            shape, dtype = tuple(map(int, getattr(aval, "shape", ()))), getattr(aval, "dtype", None)
+            self._types[id(aval)] = aval, shape, *self._element(dtype), on_host(aval)
+        _, shape, element, item_bytes, host = self._types[id(aval)]
         self.values.append(
             Value(
-                index=index,
-                shape=tuple(map(int, getattr(aval, "shape", ()))),
-                dtype=dtype,
-                item_bytes=item_bytes,
-                name=name,
-                site=site,
-                constant=constant,
-                number=number,
-                host=on_host(aval),
+                index=index, shape=shape, dtype=element, item_bytes=item_bytes, name=name, site=site,
+                constant=constant, number=number, host=host,
             )
-        )
+        )  # fmt: skip
         return index
 
     def _element(self, dtype: Any) -> tuple[str, float]:
@@ -153,7 +151,7 @@ class Flattener:
             return env[atom]
         aval: Any = atom.aval
         number = None if aval.shape or not _is_real(aval.dtype) else float(atom.val)
-        key = (tuple(aval.shape), str(aval.dtype), number)
+        key = (tuple(aval.shape), aval.dtype, number)
         if key not in self._literals:
             self._literals[key] = self.value(aval, "literal", constant=True, number=number)
         return self._literals[key]
@@ -393,5 +391,6 @@ def _known_trips(cond: Any, inits: Sequence[Any]) -> float | None:
     return max(stop - start, 0.0) if start is not None and stop is not None else None
 
 
+@functools.cache
 def _is_real(dtype: Any) -> bool:
     return any(jax.dtypes.issubdtype(dtype, kind) for kind in (np.floating, np.integer, np.bool_))

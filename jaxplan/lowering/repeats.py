@@ -174,7 +174,6 @@ def _labels(
     ]
     numbers: dict[bytes, int] = {}
     of_row: dict[int, int] = {}
-    of_value: dict[int, Hashable] = {}
 
     def row(found: np.ndarray | None) -> int:
         # by identity first: a decision's rows are few arrays, which it keeps
@@ -183,18 +182,19 @@ def _labels(
         return of_row[id(found)]
 
     def made(value: int) -> Hashable:
-        if value not in of_value:
-            of_value[value] = row(values.get(value)), *said.get(("value", value, 0), ())
-        return of_value[value]
+        lies = row(values.get(value))
+        orders_of_value = said.get(("value", value, 0)) if said else None
+        return (lies, *orders_of_value) if orders_of_value else lies
 
+    lying = [made(value) for value in range(len(graph.values))]
     for op, rule, equation in zip(graph.ops, rules, places.of_op, strict=True):
-        sign: list[Hashable] = [id(rule), op.trips]
+        index, sign = op.index, [id(rule), op.trips, *[lying[value] for value in op.results]]
         if op.primitive == "sharding_constraint":
             sign.append(str(op.params["sharding"]))
         for position, value in enumerate(op.operands):
-            asked = row(reads.get((op.index, position)))
-            sign += [made(value), asked, *(said.get(("read", op.index, position), ()) if said else ())]
-        sign += [made(value) for value in op.results]
+            sign += (lying[value], row(reads.get((index, position))))
+            if said and (orders_of_read := said.get(("read", index, position))):
+                sign += orders_of_read
         signs[equation].append(tuple(sign))
     ends = [c for c in constraints if c.site.kind == "leave" and not c.site.frame]
     for constraint in (c for c in constraints if c not in ends):
