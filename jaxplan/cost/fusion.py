@@ -26,7 +26,7 @@ from .in_place import overwritable
 from .invariants import Invariant, loop_invariants
 from .kernel_starts import kernel_starts
 from .kinds import COMPUTED_AGAIN, LOOP_EDGES, kind_of, source_values
-from .masks import is_dear, is_mask, padded_for_products, read_by_expansions, read_whole
+from .masks import is_dear, is_mask, moved_on_tpu, read_by_expansions, read_whole
 from .on_chip import Resident, residents
 from .outermost import outside_tiles
 from .residency import (
@@ -186,10 +186,10 @@ class _Kernels:
     def _forced(self) -> list[bool]:
         """Values in memory whatever is computed again."""
         stored, tpu = [False] * len(self.graph.values), self.platform == "tpu"
-        padded = padded_for_products(self.graph, self.producers) if tpu else set()
+        moved = moved_on_tpu(self.graph, self.rules, self.producers, self.source) if tpu else set()
         ends = (*self.graph.inputs, *self.graph.outputs, *self.graph.constants)
         expanded = read_by_expansions(self.graph) if self.platform == "gpu" else ()
-        for value in (*ends, *padded, *self.onto.values(), *expanded):
+        for value in (*ends, *moved, *self.onto.values(), *expanded):
             stored[value] = True
         for op in self.graph.ops:
             if self.rules[op.index].source:

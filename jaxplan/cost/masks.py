@@ -7,8 +7,13 @@ elements or fewer, masks are packed into bits, an eighth of a byte each, and bes
 than the f32 argument, which is what is counted.)  Seen in networks of relus and dropouts over matrices, sequences and
 images of 14 to 112 pixels a side, compiled for v5e, jax 0.10.2, libtpu 0.0.42.1.
 
-It pads in the kernel of a product, and computes what is padded in one before it: of a language model's loss over
-`logits[:, :-1]` the logits' gradient is in memory, of one over all logits it is not.
+What is padded, concatenated with something or moved around a dimension is in memory before: XLA for TPU fuses nothing
+with its reader through a pad, which all of these are compiled to (steps of one elementwise kernel before and one after,
+sums, products or nothing, along any dimension; slices that are padded are written, too; padding by nothing, or by less,
+is fused).  It rounds before it pads, where the program rounds next.  So of a language model's loss over
+`logits[:, :-1]` the logits' gradient is in memory, of one over all logits it is not.  And a product's kernel goes on
+until what it makes is read several times or sliced: f32 capped logits that are sliced are written in the place of bf16
+logits, which are kept where nothing but a conversion is between (sixteen functions; v5e, jax 0.10.2, 2026-11-23).
 
 XLA for GPU stores a tanh or an error function in bf16 that the backward pass reads again, though its argument is in
 memory too: of a gelu the argument, the tanh and the result (MLPs of six layers, GPTs of four unrolled ones, a BERT
@@ -23,11 +28,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..ir import Graph, Op, Value
+from ..sharding import Rule
 from .residency import unmoved
 from .selections import is_selection
 
 _DEAR = frozenset({"tanh", "erf", "erfc"})
 _DEAR_BYTES = 2
+_SLICES = frozenset({"dynamic_slice", "slice", "split"})
+_WIDENED = frozenset({"concatenate", "pad", "roll", "shift"})
 
 
 def is_mask(tensor: Value) -> bool:
@@ -60,11 +68,54 @@ def read_whole(platform: str, op: Op) -> tuple[int, ...]:
     return op.operands[:1] if platform == "gpu" and op.primitive == "scatter-add" else op.operands
 
 
-def padded_for_products(graph: Graph, producers: Sequence[int]) -> set[int]:
-    """What is padded for a product on TPU."""
-    read = {unmoved(graph, producers, v) for op in graph.ops if op.primitive == "dot_general" for v in op.operands}
-    makers = [graph.ops[producers[v]] for v in sorted(read) if producers[v] >= 0]
-    return {op.operands[0] for op in makers if op.primitive == "pad"}
+def moved_on_tpu(
+    graph: Graph, rules: Sequence[Rule], producers: Sequence[int], source: Sequence[bool]
+) -> set[int]:
+    """What XLA for TPU writes because it is padded, put beside something else, moved around or sliced; see above."""
+    return _widened(graph, producers) | _sliced(graph, rules, producers, source)
+
+
+def _widened(graph: Graph, producers: Sequence[int]) -> set[int]:
+    """What is padded or put beside something else on TPU, or what is made of that where it is rounded next."""
+    found, uses = set[int](), graph.uses()
+    for op in graph.ops:
+        if op.primitive in _WIDENED and (op.primitive != "pad" or any(max(s) > 0 for s in op.params["padding_config"])):
+            readers = [graph.ops[reader] for reader, _ in uses[op.results[0]]]
+            rounded = [r.results[0] for r in readers if _rounds(graph, r)]
+            read = op.operands[:1] if op.primitive == "pad" else op.operands
+            found.update(
+                rounded if len(rounded) == len(readers) else (unmoved(graph, producers, value) for value in read)
+            )
+    return found
+
+
+def _sliced(graph: Graph, rules: Sequence[Rule], producers: Sequence[int], source: Sequence[bool]) -> set[int]:
+    """What products' kernels write on TPU in place of the products: what is computed of each alone, and sliced next."""
+    found, uses = set[int](), graph.uses()
+    for value in [op.operands[0] for op in graph.ops if op.primitive in _SLICES]:
+        chain = [value]
+        while (maker := producers[chain[-1]]) >= 0 and rules[maker].follows:
+            made = [v for v in graph.ops[maker].operands if not (source[v] or _is_broadcast(graph, producers[v]))]
+            if len(made) != 1:
+                break
+            chain.append(made[0])
+        if maker >= 0 and rules[maker].matmul:
+            while len(chain) > 1 and len(uses[chain[-1]]) == 1:
+                chain.pop()
+            if (last := producers[chain[-1]]) != maker and graph.ops[last].primitive != "convert_element_type":
+                found.add(chain[-1])
+    return found
+
+
+def _is_broadcast(graph: Graph, maker: int) -> bool:
+    return maker >= 0 and graph.ops[maker].primitive == "broadcast_in_dim"
+
+
+def _rounds(graph: Graph, op: Op) -> bool:
+    """Whether an operation converts to a type of fewer bytes."""
+    if op.primitive != "convert_element_type":
+        return False
+    return graph.values[op.results[0]].item_bytes < graph.values[op.operands[0]].item_bytes
 
 
 def is_dear(graph: Graph, op: Op) -> bool:
