@@ -344,8 +344,7 @@ class _Builder:
     def _usages(self) -> None:
         needed, intervals = self.crossing.lives
         end = max(len(self.graph.ops), 1)
-        aliased = {i: o for i, o in self.graph.aliases}
-        settled = settled_values(self.graph)
+        aliased, settled = dict(self.graph.aliases), settled_values(self.graph)
         for position, value in enumerate(self.graph.inputs):
             stop = end if position in aliased or position not in self.graph.donated else intervals[value].stop
             self.memory.add(self.values[value], value, 0, max(stop, 1))
@@ -370,6 +369,7 @@ class _Builder:
                 done = self.sharing.loop_after(value)[1] if producer.primitive == "carry_init" else start + 1
                 self.memory.add(port, value, start, done, pending=producer.primitive != "carry_init")
                 start, port = done - 1, self.finished[value]
+            stop = min(stop, self.memory.given_up.get(value, stop))
             if (copy := self.copies.get(value)) is not None:
                 others = [needed[o] for o, _ in self.sharing.readers(value) if not self.sharing.shares(value, o)]
                 made_stop = min(max([start + 1, *others]), stop)
@@ -387,11 +387,11 @@ class _Builder:
         for value, port in self.rounded.items():
             stop = max(needed[o] for o in self.rounding[value])
             self.memory.add(port, value, min(self.rounding[value]), stop, held=True, tensor=self.tensors[port.node])
+        twice = self.memory.add_stacks(self.values, self.held)
         for value, port in self.held.items():
             loops = [self.sharing.around[o][-1] for o in self.sharing.along(value)]
             start, stop = min(loops)[0], max(stop for _, stop in loops)
-            self.memory.add(port, value, start, stop, held=True, tensor=self.tensors[port.node])
-        self.memory.add_stacks(self.values)
+            self.memory.add(port, value, start, stop, held=value not in twice, tensor=self.tensors[port.node])
         self.memory.add_scratch(self.reads, self.node_strategies)
 
 

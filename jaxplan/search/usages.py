@@ -6,7 +6,7 @@ depends on several nodes (buffers that are filled together if they lie alike), t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,14 +18,30 @@ from .problem import Usage
 from .space import Port
 
 
+def _given_up(crossing: Traffic) -> dict[int, int]:
+    """When values give their buffers to what is made of them, see `Traffic.over`."""
+    _, intervals = crossing.lives
+    found: dict[int, int] = {}
+    for value, candidates in crossing.over.items():
+        start = intervals[value].start
+        last = [v for v in candidates if v not in found and intervals[v].start < start == intervals[v].stop - 1]
+        found.update(dict.fromkeys(last[:1], start))
+    return found
+
+
 class Usages:
-    """Collects the usages of one problem; equal arrays are made once and handed to `shared`."""
+    """Collects the usages of one problem; equal arrays are made once and handed to `shared`.
+
+    Attributes:
+      usages: what was added; given_up: when values give their buffers to what is made of them, see `Traffic.over`.
+    """
 
     def __init__(
         self, graph: Graph, model: CostModel, crossing: Traffic, shared: Callable[[np.ndarray], np.ndarray]
     ) -> None:
         self.graph, self.model, self.crossing, self._shared = graph, model, crossing, shared
         self.usages: list[Usage] = []
+        self.given_up = _given_up(crossing)
         self._sizes: dict[tuple[Any, ...], np.ndarray | None] = {}
 
     def add(
@@ -68,11 +84,14 @@ class Usages:
         self.add(port, value, max(early, start), stop, like=argument)
         return early
 
-    def add_stacks(self, values: Mapping[int, Port]) -> None:
-        """Loops' stacks that are there twice."""
-        for stack in self.crossing.second_stacks:
-            if stack.value in values:
+    def add_stacks(self, values: Mapping[int, Port], held: Container[int]) -> set[int]:
+        """Loops' stacks that are there twice; returns those that are resharded, if at all, in place of that."""
+        given = {stack: self.graph.ops[stack.sliced].operands[0] for stack in self.crossing.second_stacks}
+        found = {value for stack, value in given.items() if stack.sliced >= 0 and value in held}
+        for stack, value in given.items():
+            if stack.value in values and value not in found:
                 self.add(values[stack.value], stack.value, stack.start, stack.stop, times=stack.trips)
+        return found
 
     def add_fills(self, values: Mapping[int, Port]) -> dict[int, int]:
         """The buffers that are read beside those filled with them; since when the latter are there, by value."""
