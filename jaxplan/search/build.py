@@ -296,9 +296,9 @@ class _Builder:
         if made is not self.values[value]:
             self.taken_from[op.index, position] = made
         cut = any(made is port for port in (copy, self.rounded.get(value))) and self.sharing.several(value)
-        sliced, uncut = op.primitive == "scan_slice", op.index in self.totals
-        tensor = self.tensors.get(made.node) or self.graph.taken(value, [(op.index, position)])
-        turning = self.turnings.get((op.index, position))
+        sliced, uncut, at = op.primitive == "scan_slice", op.index in self.totals, (op.index, position)
+        shared = None if made is inside or made is behind else self.tensors.get(made.node)
+        tensor, turning = shared or self.graph.taken(value, [at]), self.turnings.get(at)
         how = How(tied=tied and can_tie, trips=trips, sliced=sliced, cut=cut, uncut=uncut, turning=turning)
         self._edge(made, port, tensor, how, op.index)
 

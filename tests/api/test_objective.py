@@ -133,3 +133,22 @@ def test_what_one_operand_of_a_product_is_sent_as_the_other_that_stays_does_not_
     shape = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
     plan = jaxplan.plan(step, AbstractMesh((4, 2), ("data", "model")), shape, hardware="tpu-v5e")
     assert plan.cost.gap < 0.001 and plan.cost.step_s == pytest.approx(plan.cost.objective_s, rel=1e-3)
+
+
+def test_what_a_product_reads_of_a_carry_is_priced_rounded() -> None:
+    """A direction of conjugate gradients, in f32, which TPUs' products round before it is gathered."""
+
+    def step(x: Any, direction: Any) -> Any:
+        def again(_: int, p: Any) -> Any:
+            moved = x.T @ jnp.tanh(x @ p)
+            return moved / jnp.vdot(p, moved) - 0.1 * p
+
+        return jax.lax.fori_loop(0, 16, again, direction)
+
+    shape = jax.ShapeDtypeStruct
+    plan = jaxplan.plan(
+        step, AbstractMesh((4, 2), ("data", "model")), shape((65536, 2048), jnp.float32),
+        shape((2048, 4096), jnp.float32), hardware="tpu-v5e", options={"compare_templates": False},
+    )  # fmt: skip
+    assert any(c.kind == "all_gather" and c.trips == 16 for c in plan.collectives)
+    assert plan.cost.objective_s == pytest.approx(plan.cost.step_s, rel=OWN_SHARE)
