@@ -1,6 +1,6 @@
 """Compiles for TPU as far as buffers are assigned: nine tenths of a compile's time are spent after that.
 
-Memory and collectives are final then, but for the scratch of collectives and the program itself.
+Memory and collectives are final then, but for the program itself.
 """
 
 from __future__ import annotations

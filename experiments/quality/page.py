@@ -64,7 +64,7 @@ def _same_case(row: Row, own: Row) -> bool:
 
 
 def memory_ratio(row: Row) -> float:
-    """Predicted over compiled peak; what collectives keep for themselves is in whole programs alone."""
+    """Predicted over compiled peak, without the scratch of sums that plans once counted and programs do not have."""
     said = row["predicted"]["peak_bytes"]
     if not row["whole"]:
         said -= row["predicted"]["peak_parts"].get("scratch", 0)

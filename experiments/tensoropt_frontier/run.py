@@ -135,11 +135,9 @@ def compiled(name: str, limit_s: float) -> dict[str, Any]:
             path.parent.mkdir()
             plan.save(path)
             made = _child(name, "one", limit_s, path)
-            # what collectives need beside their buffers is not there before code is generated
-            scratch = dict(plan.cost.peak_parts).get("scratch", 0)
             rows.append(
                 {
-                    "predicted_bytes": plan.cost.peak_bytes - scratch,
+                    "predicted_bytes": plan.cost.peak_bytes,
                     "compiled_bytes": made and made["peak_bytes"],
                     "step_s": point.step_s,
                 }

@@ -9,16 +9,14 @@ found is simulated.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..cost import SUM_SCRATCH, device_bytes
+from ..cost import device_bytes
 from ..search import Evaluator, Space, Usage
-from ..sharding import UNREDUCED
 from .found import Found
 
 if TYPE_CHECKING:
@@ -38,12 +36,10 @@ class Told:
     def __init__(self, pipeline: Pipeline, space: Space) -> None:
         self.space, self._pipeline = space, pipeline
         self._known: set[tuple[int, bytes, bytes]] = set()
-        self._sums: set[int] = set()
-        self._least: float = math.inf
 
     def tell(self, over: Found) -> bool:
         """Count what the rows lack of a plan that overran the budget; whether any of it was new."""
-        new = (*self._copies(over), *self._scratch(over))
+        new = tuple(self._copies(over))
         if new:
             problem = self.space.problem
             self.space = replace(self.space, problem=replace(problem, usages=problem.usages + new))
@@ -74,26 +70,3 @@ class Told:
             if sizes[over.result.assignment[port.node]] >= LARGE * pipeline.budget_bytes:
                 self._known.add(key)
                 yield Usage(node=port.node, start=start, stop=stop, bytes=sizes)
-
-    def _scratch(self, over: Found) -> Iterator[Usage]:
-        """What sums that are pending take beside their buffers, of it what plans so far do without: one plan's largest
-        alone counts, so what all of them have is left to the limit."""
-        pending = {v: row for v, row in over.decision.values.items() if UNREDUCED in row}
-        if self._pipeline.target.profile.kind != "tpu":
-            return
-        largest = max((int(self._sum_scratch(v, row[None])[0]) for v, row in pending.items()), default=0)
-        least = self._least = min(self._least, largest)
-        for value in pending if largest - least >= LARGE * self._pipeline.budget_bytes else ():
-            port = over.space.values[value]
-            sizes = np.maximum(self._sum_scratch(value, port.places) - least, 0)
-            if sizes[over.result.assignment[port.node]] and value not in self._sums:
-                self._sums.add(value)
-                yield Usage(node=port.node, start=0, stop=len(self._pipeline.graph.ops), bytes=sizes)
-
-    def _sum_scratch(self, value: int, places: np.ndarray) -> np.ndarray:
-        """`int64[n]`: see `cost.SUM_SCRATCH`; 0 for layouts without a pending sum."""
-        pipeline = self._pipeline
-        sizes = device_bytes(
-            pipeline.graph.values[value], places, pipeline.target.axes, "tpu", pipeline.crossing.tiling(value)
-        )
-        return np.asarray(SUM_SCRATCH * sizes * (places == UNREDUCED).any(axis=1), np.int64)

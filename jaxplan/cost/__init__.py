@@ -10,7 +10,6 @@ from .fusion import Traffic as Traffic
 from .fusion import traffic as traffic
 from .kinds import idle as idle
 from .kinds import source_values as source_values
-from .memory import SUM_SCRATCH as SUM_SCRATCH
 from .memory import MemoryProfile as MemoryProfile
 from .memory import simulate_memory as simulate_memory
 from .model import CostModel as CostModel

@@ -30,10 +30,6 @@ from .squares import Squares, whole_squares
 from .tables import RowUpdate, table_copies, tiled_as_read, tiled_in_rows
 from .tiles import Tiling, device_bytes, gathered_bytes
 
-SUM_SCRATCH = 2
-"""How many times the largest summed buffer the TPU's collectives keep for themselves, beside the assigned buffers: 1.3
-times in the compiled GPT block, 1.96 and 2.00 times in the two MLPs of experiments/quality (libtpu 0.0.42.1)."""
-
 _TABLE_BYTES, _TABLES = 2**14, 1.7
 """What every result of several arrays has on TPU beside these: a table of 512 bytes, in 16 KiB that nothing else uses.
 Kernels of several results and copies to and from the vector memory make 1.2 to 3.3 of them for each array in memory,
@@ -50,8 +46,8 @@ class MemoryProfile:
     Attributes:
       peak_bytes: the most at any operation, and the gaps between buffers; peak_time: that operation.
       parts: what the peak is made of: "parameter", "optimizer", "state", "batch", "constants", "residuals"
-        (stacked by loops), "activations", "copies" (resharded or converted), "results", "scratch" (of collectives,
-        split products and pooling's gradients), "tables" (of results on TPU), "gaps" (see `packing`).
+        (stacked by loops), "activations", "copies" (resharded or converted), "results", "scratch" (of split
+        products, pooling's gradients and sorting), "tables" (of results on TPU), "gaps" (see `packing`).
       curve: `int64[n_ops]`, bytes alive at every operation.
     """
 
@@ -167,9 +163,6 @@ def simulate_memory(
     # a decision's rows are few arrays
     distinct = {id(row): row for row in values.values()}
     pending_rows = {known for known, row in distinct.items() if UNREDUCED in row.tolist()}
-    summed = [local(value, row) for value, row in values.items() if id(row) in pending_rows]
-    if platform == "tpu" and summed:
-        ledger.add("scratch", 0, whole, int(SUM_SCRATCH * max(summed)), given=True)
     if platform == "tpu":
         ledger.add("tables", 0, whole, int(_TABLES * sum(stored)) * _TABLE_BYTES, given=True)
     for op, size in (op_scratch or {}).items():

@@ -233,7 +233,8 @@ def test_what_is_fused_runs_when_its_last_operand_is_made() -> None:
                 assert times[producers[value]] <= times[op.index]
 
 
-def test_a_sum_over_devices_needs_scratch_on_tpu() -> None:
+def test_a_sum_over_devices_needs_no_scratch() -> None:
+    """All_reduces of 8 to 512 MiB and MLPs, compiled for v5e, v5p and v6e, report none and have none in their heap."""
     graph = graph_of(_chain, 2)
     product = graph.ops[0].results[0]
     made = {v.index: WHOLE for v in graph.values if not v.constant}
@@ -245,9 +246,8 @@ def test_a_sum_over_devices_needs_scratch_on_tpu() -> None:
             graph, AXES, stored, kinds, made | {product: row}, reads, platform=platform
         ).peak_bytes
 
-    piece = device_bytes(graph.values[product], PENDING[None, :], AXES, "tpu")[0]
-    assert peak("tpu", PENDING) - peak("tpu", WHOLE) >= piece
-    assert peak("gpu", PENDING) == peak("gpu", WHOLE)
+    for platform in ("tpu", "gpu"):
+        assert peak(platform, PENDING) == peak(platform, WHOLE)
 
 
 def test_what_a_kernel_makes_for_itself_is_in_memory_where_another_reads_a_slice_of_it() -> None:
