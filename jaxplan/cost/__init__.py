@@ -15,6 +15,7 @@ from .memory import simulate_memory as simulate_memory
 from .model import CostModel as CostModel
 from .narrowing import narrowed as narrowed
 from .pooling import place_bytes as place_bytes
+from .sorting import sorting_bytes as sorting_bytes
 from .step_memory import step_memory as step_memory
 from .tiles import device_bytes as device_bytes
 from .turned import Turning as Turning

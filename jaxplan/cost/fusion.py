@@ -200,7 +200,7 @@ class _Kernels:
             if op.primitive == "gather" and kind == "heavy":
                 whole += [gathered_from(self.graph, self.producers, v) if tpu else v for v in op.operands]
             elif (closed and op.primitive != "dot_general") or op.primitive == "scan_slice":
-                whole += read_whole(self.platform, op)
+                whole += read_whole(self.platform, self.graph, self.kinds, self.producers, self.source, op)
             if closed or kind == "reduction":
                 whole += op.results
             if op.primitive in ("scan_stack", "carry_init", "cond_join"):

@@ -5,6 +5,8 @@ A gradient takes the place of the activation that its derivative is computed fro
 a bias: a kernel of several results was given a buffer for each (MLPs with and without biases compiled for v5e, jax
 0.10.2, libtpu 0.0.42.1).
 
+What is sorted takes the place of its operands (one and two of them, on both platforms, jax 0.10.2).
+
 On GPU, too: the gradient of capped logits takes the place of what a product made, f32[16, 2048, 32000], and so does
 the sum of two log-likelihoods' gradients. Where XLA scatters into what is made, as labels' gradients into a
 softmax's, that has a buffer of its own, and so has what is made beside a sum (a GRU's logits, two towers; H100, jax
@@ -21,7 +23,8 @@ from .residency import Flow
 def overwritable(
     flow: Flow, stored: Sequence[bool], times: Sequence[int] | None = None, scattered: Container[int] = ()
 ) -> Mapping[int, tuple[int, ...]]:
-    """For values that a fused kernel makes, the stored ones of their shape that it reads element by element.
+    """For values that a fused kernel makes, the stored ones of their shape that it reads element by element; for what
+    is sorted, what that was.
 
     Args:
       times: GPU: when each operation runs, earlier than it stands where it is in the kernel of a sum.
@@ -32,6 +35,9 @@ def overwritable(
     kept = {*graph.inputs, *graph.outputs, *graph.constants}
     summed = _summed(flow, stored)
     for op in graph.ops:
+        if op.primitive == "sort":
+            pairs = zip(op.results, op.operands, strict=True)
+            found.update({made: (read,) for made, read in pairs if stored[made] and stored[read] and read not in kept})
         beside = times is not None and times[op.index] < op.index
         for value in op.results if not beside else ():
             if value in scattered:

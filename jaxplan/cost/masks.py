@@ -31,6 +31,7 @@ from ..ir import Graph, Op, Value
 from ..sharding import Rule
 from .residency import unmoved
 from .selections import is_selection
+from .sorting import selected_from, selects
 
 _DEAR = frozenset({"tanh", "erf", "erfc"})
 _DEAR_BYTES = 2
@@ -59,12 +60,16 @@ def fused_on(platform: str, graph: Graph, op: Op) -> bool:
     return platform == "tpu" and (is_hash(graph, op) or is_selection(graph, op))
 
 
-def read_whole(platform: str, op: Op) -> tuple[int, ...]:
+def read_whole(
+    platform: str, graph: Graph, kinds: Sequence[str], producers: Sequence[int], source: Sequence[bool], op: Op
+) -> Sequence[int]:
     """What an operation that is no product and that nothing joins reads from memory.
 
     XLA for GPU computes what a scatter adds in the scatter's kernel: rows gathered for two million edges of a graph
-    network and added up at others are in no buffer (H100, jax 0.10.2).
+    network and added up at others are in no buffer (H100, jax 0.10.2).  For a TPU's `top_k` see `sorting`.
     """
+    if selects(graph, op, platform):
+        return [selected_from(graph, kinds, producers, source, op.operands[0])]
     return op.operands[:1] if platform == "gpu" and op.primitive == "scatter-add" else op.operands
 
 

@@ -22,6 +22,7 @@ from .padded_images import padded_images
 from .pooling import pooling_scratch
 from .rings import ring_operands
 from .row_sums import written_in_rows
+from .sorting import sorting_scratch
 from .split_k import split_scratch
 from .tables import ListCopy, list_copies
 from .tiles import device_bytes
@@ -60,6 +61,7 @@ def step_memory(
         times, reads = moved.times, moved.reads
         lives = lives_of(graph, moved.stored, times)
     scratch = split_scratch(graph, axes, reads, model.profile) | pooling_scratch(graph, axes, reads, model.profile)
+    scratch |= sorting_scratch(graph, axes, reads, model.profile.kind)
     scratch |= {index: _peak_inside(body, model) for index, body in crossing.bodies.items()}
     for op, size in apart_scratch(graph, axes, crossing.apart, reads).items():
         scratch[op] = scratch.get(op, 0) + size

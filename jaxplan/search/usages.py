@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..cost import CostModel, Traffic, device_bytes, filled_since, place_bytes
+from ..cost import CostModel, Traffic, device_bytes, filled_since, place_bytes, sorting_bytes
 from ..ir import Graph, Interval, Value, written_over
 from ..sharding import UNREDUCED, Strategies
 from .problem import Usage
@@ -111,6 +111,8 @@ class Usages:
             if port is None or port.node not in options:
                 continue
             size = place_bytes(self.graph, op, port.places, self.model.axes, self.model.profile)
+            if op.primitive == "top_k":
+                size = sorting_bytes(self.graph, op, port.places, self.model.axes, self.model.profile.kind)
             if size is None and op.primitive == "dot_general":
                 size = self.model.part_bytes(op, options[port.node], self.graph, self.crossing)
             if size is not None and size.any():
