@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ..ir import VIEWS, Graph, Loop, Op
 from ..sharding import Rule
+from .split_k import is_complex
 
 _TWICE = frozenset({"integer_pow", "square"})
 """Operations of one operand that XLA computes as a product of two."""
@@ -352,10 +353,11 @@ def taken_in(graph: Graph, producers: Sequence[int], kinds: Sequence[str], sourc
 
     XLA's Triton products compute of it what reads no more bytes than it makes (`IsInputWorthFusing`,
     xla/service/gpu/triton_tiling_propagation.cc): relus and exponentials, but no sum with a bias and no normalised row
-    (an MLP, a perceiver and an MLP-Mixer compiled for H100, jax 0.10.2).
+    (an MLP, a perceiver and an MLP-Mixer compiled for H100, jax 0.10.2).  Complex numbers are multiplied by cuBLAS,
+    which reads them as they are.
     """
-    value = unmoved(graph, producers, value)
-    while (made := producers[value]) >= 0 and kinds[made] == "fused":
+    value, complex_ = unmoved(graph, producers, value), is_complex(graph, value)
+    while (made := producers[value]) >= 0 and kinds[made] == "fused" and not complex_:
         op = graph.ops[made]
         read = [v for v in op.operands if not source[v]]
         if len(read) != 1 or op.primitive in _TWICE:

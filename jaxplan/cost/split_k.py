@@ -4,6 +4,9 @@ A product of a small result and a long sum is made in `ways` parts, each a resul
 made in, which a second kernel adds up: more memory, and more traffic.  How many parts, the compiler decides by a price
 of its own for every power of two (xla/backends/gpu/transforms/splitk_rewriter.cc; its weights are fits to
 measurements).  Checked on the 20 products of an LSTM and of DLRM compiled for H100 (jax 0.10.2): equal in all.
+
+Products of complex numbers are left to cuBLAS, which splits them by itself, in a workspace that XLA gives it (a state
+space network; xla/service/gpu/matmul_utils.h, `GemmConfig`).
 """
 
 from __future__ import annotations
@@ -30,6 +33,9 @@ _WEIGHTS = {
 """From which compute capability on: prices of arithmetic, of the product's bytes, of the reduction's, and of its launch
 (the compiler's `GetCostWeights`; no unit)."""
 
+
+_WORKSPACE_BYTES = {9: 2**25, 0: 2**22}
+"""From which compute capability on: what a product by cuBLAS is given."""
 
 Array = npt.NDArray[np.float64]
 
@@ -89,12 +95,13 @@ def local_product(
       producers: `Graph.producers`.
 
     Returns:
-      None for what is never split: other operations, products of integers, and what is multiplied element by element.
+      None for what is never split: other operations, products of integers or complex numbers, and what is multiplied
+      element by element.
     """
     if op.primitive != "dot_general":
         return None
     values = [graph.values[v] for v in (*op.operands[:2], op.results[0])]
-    if any(v.dtype.startswith(("int", "uint", "bool")) for v in values):
+    if any(v.dtype.startswith(("int", "uint", "bool", "complex")) for v in values):
         return None
     lhs, rhs = (
         _local(v.shape, places, axes) for v, places in zip(values, (lhs_places, rhs_places), strict=False)
@@ -119,6 +126,11 @@ def local_product(
     )
 
 
+def is_complex(graph: Graph, value: int) -> bool:
+    """Whether a tensor is of complex numbers."""
+    return graph.values[value].dtype.startswith("complex")
+
+
 def _unconverted(graph: Graph, producers: Sequence[int], value: int) -> int:
     while producers[value] >= 0 and graph.ops[producers[value]].primitive == "convert_element_type":
         value = graph.ops[producers[value]].operands[0]
@@ -128,7 +140,8 @@ def _unconverted(graph: Graph, producers: Sequence[int], value: int) -> int:
 def split_scratch(
     graph: Graph, axes: MeshAxes, reads: Mapping[tuple[int, int], np.ndarray], profile: Profile
 ) -> dict[int, int]:
-    """Bytes of parts of every product that is split, by operation, and of its operands where they are padded for it.
+    """Bytes of parts of every product that is split, by operation, and of its operands where they are padded for it;
+    of workspaces.
 
     What does not divide into parts of whole 16 bytes is padded until it does (the compiler's `GetPaddedK`; an LSTM's
     vocabulary of 16,639 local columns, and of 33,278 in two parts).
@@ -139,7 +152,10 @@ def split_scratch(
     if profile.core_count is None:
         return {}
     producers, found = graph.producers(), {}
+    workspace = next(size for since, size in _WORKSPACE_BYTES.items() if (profile.compute_capability or 0) >= since)
     for op in graph.ops:
+        if op.primitive == "dot_general" and is_complex(graph, op.operands[0]):
+            found[op.index] = workspace
         rows = [reads.get((op.index, i)) for i in range(2)]
         if op.primitive == "dot_general" and rows[0] is not None and rows[1] is not None:
             product = local_product(graph, op, producers, rows[0][None], rows[1][None], axes)

@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
+from jaxplan.cost import traffic
 from jaxplan.cost.split_k import Product, part_bytes, split_scratch, split_ways
 from jaxplan.hardware import load_profile
 from jaxplan.ir import trace
+from jaxplan.sharding import graph_rules
 
 H100 = load_profile("h100")
 
@@ -94,3 +96,16 @@ def test_what_does_not_divide_into_the_parts_is_padded() -> None:
     assert padding(16_640) == 0
     assert padding(16_639) == 16_640 * (1120 + 1024) * 4
     assert padding(33_278) == 33_280 * (1120 + 1024) * 4  # two parts of whole 16 bytes
+
+
+def test_complex_numbers_are_multiplied_as_they_are_in_a_workspace() -> None:
+    """Compiled for H100: 96 MiB beside arguments and result, of which 64 are the converted operand."""
+    shapes = jax.ShapeDtypeStruct((16384, 512), jnp.float32), jax.ShapeDtypeStruct((512, 256), jnp.complex64)
+    graph = trace(lambda x, w: x.astype(jnp.complex64) @ w, shapes, {}).graph
+    (op,) = [op for op in graph.ops if op.primitive == "dot_general"]
+    row = np.zeros(0, np.int8)
+    reads = {(op.index, 0): row, (op.index, 1): row}
+    assert split_scratch(graph, (), reads, H100) == {op.index: 32 * 2**20}
+    assert not split_scratch(graph, (), reads, load_profile("tpu-v5e"))
+    assert traffic(graph, graph_rules(graph), "gpu").stored[op.operands[0]]
+    assert not traffic(graph, graph_rules(graph), "tpu").stored[op.operands[0]]
