@@ -30,6 +30,7 @@ from .jit import SCOPE, lower_flat
 from .listing import listing_of
 from .pending import held_values
 from .repeats import Short, shortened
+from .taken_as_it_lies import lying_alike
 
 _SCOPED = re.compile(rf"\b{SCOPE}(\d+)\b")
 _INSIDE = re.compile(rf"\b{SCOPE}_in(\d+)\b")
@@ -89,7 +90,7 @@ def check(
       beside: a process that runs the partitioner when it is ready.
     """
     graph = traced.graph
-    producers = graph.producers()
+    producers, alike = graph.producers(), lying_alike(graph, values, reads)
     short = None
     if shorten:
         listing = listing_of(traced.jaxpr, traced.consts)
@@ -110,7 +111,7 @@ def check(
             if asked is None:
                 with names_alone():
                     lowered = lower_flat(
-                        traced, found, mesh, inputs, outputs, platform=platform, short=short, layouts_alone=True
+                        traced, found, mesh, inputs, outputs, platform=platform, short=short, alike=alike
                     )
                 asked = Asked(lowered.compiler_ir("stablehlo"), beside)
             asked.begin(while_trips)

@@ -20,6 +20,10 @@ SCOPE = "jaxplan"
 """Prefix of the `jax.named_scope` of every equation; profiles show it too, beside the user's own scopes."""
 
 
+Alike = Collection[tuple[tuple[int, ...], int]]
+"""Equations, (frame, position), around which nothing is decided to move."""
+
+
 def scopes_of(graph: Graph) -> dict[tuple[tuple[int, ...], int], str]:
     """A name for every equation that the planner knows: "jaxplan12" is operation 12 of the graph.
 
@@ -57,13 +61,13 @@ def sharding_of(mesh: Any, layout: Layout, host: bool = False) -> NamedSharding:
 
 
 def planned_function(
-    traced: Traced, constraints: Sequence[Constraint], mesh: Any, *, layouts_alone: bool = False
+    traced: Traced, constraints: Sequence[Constraint], mesh: Any, *, alike: Alike | None = None
 ) -> Callable[..., list[Any]]:
     """`leaves -> leaves`: the step with the plan's constraints written in; `mesh` has Auto axes.
 
-    `layouts_alone`: for the partitioner alone, see `Replay`.
+    `alike`: for the partitioner alone, see `Replay`.
     """
-    replay = _replay(traced, constraints, mesh, layouts_alone)
+    replay = _replay(traced, constraints, mesh, alike)
     whole = range(len(traced.graph.outputs))
 
     def run(*leaves: Any) -> list[Any]:
@@ -73,7 +77,7 @@ def planned_function(
     return run
 
 
-def _replay(traced: Traced, constraints: Sequence[Constraint], mesh: Any, layouts_alone: bool) -> Replay:
+def _replay(traced: Traced, constraints: Sequence[Constraint], mesh: Any, alike: Alike | None) -> Replay:
     pins: dict[Site, tuple[NamedSharding, ...]] = {}
     held = {c.site: c.layout for c in constraints if c.why == HELD}
     for constraint in (c for c in constraints if c.why != HELD):
@@ -82,7 +86,7 @@ def _replay(traced: Traced, constraints: Sequence[Constraint], mesh: Any, layout
         pins[site] = (sharding, *pins.get(site, ()))
     stated = own_constraints(traced.graph, mesh)
     return Replay(
-        pins, scopes_of(traced.graph), stated, mesh, local_layouts(constraints), held, layouts_alone=layouts_alone
+        pins, scopes_of(traced.graph), stated, mesh, local_layouts(constraints), held, alike=alike
     )
 
 
@@ -114,18 +118,18 @@ def lower_flat(
     platform: str | None = None,
     donate: Collection[int] = (),
     short: Short | None = None,
-    layouts_alone: bool = False,
+    alike: Alike | None = None,
 ) -> Any:
     """`jax.stages.Lowered` of the planned step over flat leaves; no device is needed for an AbstractMesh.
 
     A layout of None leaves the leaf to the partitioner's propagation.  `donate`: positions of donated leaves.  With
-    `short`, of the shortened step, over the leaves that are left of it.  `layouts_alone`: see `planned_function`.
+    `short`, of the shortened step, over the leaves that are left of it.  `alike`: see `planned_function`.
     """
     avals, results = [v.aval for v in traced.jaxpr.invars], [v.aval for v in traced.jaxpr.outvars]
     if short is None:
-        function = planned_function(traced, constraints, mesh, layouts_alone=layouts_alone)
+        function = planned_function(traced, constraints, mesh, alike=alike)
     else:
-        replay = _replay(traced, constraints, mesh, layouts_alone)
+        replay = _replay(traced, constraints, mesh, alike)
 
         def function(*leaves: Any) -> list[Any]:
             return _finished(traced.graph, replay.run_short(short, leaves), short.outputs, mesh)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from .listing import KEPT_CALLS, seen_through
 from .pending import Held, finished, held_as, on_parts
 from .repeats import Short
 from .starts import in_range
+from .taken_as_it_lies import alone, left_out
 
 Pins = Mapping[Site, tuple[NamedSharding, ...]]
 """Sharding constraints by place; several at one place are applied one after another."""
@@ -34,21 +35,6 @@ Constraints = Mapping[tuple[tuple[int, ...], int], NamedSharding]
 """What the step's own sharding constraints say, by frame and equation."""
 
 
-_ARITHMETIC = frozenset({"add", "sub", "mul", "div", "max", "min"})
-
-
-def _beside_number(eqn: Any) -> int | None:
-    """The operand of elementwise arithmetic whose other operand is a number written in the program; None: no such."""
-    if eqn.primitive.name not in _ARITHMETIC:
-        return None
-    made, taken = eqn.outvars[0].aval, [v.aval for v in eqn.invars]
-    written = [isinstance(v, Literal) for v in eqn.invars]
-    if not made.shape or sum(written) != 1 or taken[written.index(True)].shape:
-        return None
-    alone = written.index(False)
-    return alone if (taken[alone].shape, taken[alone].dtype) == (made.shape, made.dtype) else None
-
-
 class Replay:
     """Evaluates a jaxpr under a jax trace with `pins` applied; `scopes` names equations for the partitioner's report.
 
@@ -59,8 +45,9 @@ class Replay:
         One that isn't here is left out.
       mesh, layouts: for operations that run in a `shard_map` of their own, see `kernels`.
       held: the layouts of sums that stay in parts through a loop, see `pending`.
-      layouts_alone: what is made is only asked how it lies.  Arithmetic with a number is written with one operand then,
-        which lies, and is moved, the same: a third of a network's operations make numbers and broadcast them.
+      alike: what is made is only asked how it lies, and around these equations, (frame, position), nothing is
+        decided to move.  Arithmetic with a number is written with one operand then, which lies, and is moved, the same
+        (a third of a network's operations make numbers and broadcast them), or left out, see `taken_as_it_lies`.
     """
 
     def __init__(
@@ -72,12 +59,12 @@ class Replay:
         layouts: Mapping[Site, Layout],
         held: Mapping[Site, Layout],
         *,
-        layouts_alone: bool = False,
+        alike: Collection[tuple[tuple[int, ...], int]] | None = None,
     ) -> None:
         self._pins = pins
-        self._layouts_alone = layouts_alone
-        # few equations have any: the others are not asked for each of their operands and results
-        self._pinned_at = {(site.frame, site.equation) for site in pins}
+        self._alike = alike
+        # few equations have any: the others are not asked for each of their operands and results, or are left out
+        self._pinned_at = {(site.frame, site.equation) for site in (*pins, *held, *layouts)}
         self._held = held
         self._scopes = scopes
         self._constraints = constraints
@@ -98,7 +85,11 @@ class Replay:
             return atom.val if isinstance(atom, Literal) else env[atom]
 
         waiting = ahead_of_loops(jaxpr)
+        passed = frozenset() if self._alike is None else left_out(jaxpr)
         for position, eqn in enumerate(jaxpr.eqns):
+            if position in passed and position not in waiting and self._says_nothing((frame, position)):
+                env[eqn.outvars[0]] = read(eqn.invars[alone(eqn) or 0])
+                continue
             scope = self._scope(frame, position, eqn)
             operands = self._read(eqn, position, map(read, eqn.invars), frame, scope, pinned)
             if position in waiting:
@@ -108,6 +99,9 @@ class Replay:
             env.update(zip(eqn.outvars, self._pin_results(eqn, position, results, frame), strict=True))
         leaving = map(read, jaxpr.outvars)
         return [self._pin(Site(frame, "leave", -1, i), value, None, pinned) for i, value in enumerate(leaving)]
+
+    def _says_nothing(self, place: tuple[tuple[int, ...], int]) -> bool:
+        return self._alike is not None and place in self._alike and place not in self._pinned_at
 
     def _finish(
         self, jaxpr: Any, ahead: Ahead, env: dict[Any, Any], operands: list[Any], frame: tuple[int, ...]
@@ -246,8 +240,8 @@ class Replay:
         elif result in self._layouts:
             parts = self._on_parts(eqn, position, operands, frame, self._layouts)
             return [finished(parts, self._mesh, scope)]
-        elif self._layouts_alone and (alone := _beside_number(eqn)) is not None:
-            return [jax.lax.neg(operands[alone])]
+        elif self._alike is not None and (there := alone(eqn)) is not None:
+            return [jax.lax.neg(operands[there])]
         else:
             results = eqn.primitive.bind(*in_range(eqn, operands), **eqn.primitive.get_bind_params(params))
             return results if eqn.primitive.multiple_results else [results]

@@ -27,6 +27,7 @@ from .rule import OpShapes as OpShapes
 from .rule import Rule as Rule
 from .rule import RuleBuilder as RuleBuilder
 from .rule import parse_rule as parse_rule
+from .rules import ELEMENTWISE as ELEMENTWISE
 from .rules import Ring as Ring
 from .rules import cut_locally as cut_locally
 from .rules import local_function as local_function

@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from jaxplan.ir import Graph, Site, Traced, trace
 from jaxplan.lowering import lower_flat, planned_function
+from jaxplan.lowering.taken_as_it_lies import lying_alike
 from jaxplan.plans import Constraint
 from jaxplan.sharding import Collective, Layout, Partitioned, all_places, layout_of_places, partition
 
@@ -210,7 +211,7 @@ def test_what_is_only_asked_how_it_lies_is_sent_the_same_without_its_numbers() -
     inputs = [Layout(dims=(("model",), ())), Layout(dims=(("data",), ())), Layout(dims=())]
     outputs = [Layout(dims=((), ("model",))), Layout(dims=())]
     whole, asked = (
-        lower_flat(traced, (), mesh, inputs, outputs, platform="tpu", layouts_alone=alone) for alone in (False, True)
+        lower_flat(traced, (), mesh, inputs, outputs, platform="tpu", alike=alike) for alike in (None, ())
     )
     whole, asked = (partition(lowered.compiler_ir("stablehlo")) for lowered in (whole, asked))
     numbers = [sum(op.op in ("constant", "broadcast_in_dim") for op in found.ops) for found in (whole, asked)]
@@ -223,3 +224,69 @@ def test_what_is_only_asked_how_it_lies_is_sent_the_same_without_its_numbers() -
     assert sent(whole) == sent(asked)
     ends = [{op.scope.rpartition("/")[0]: op.layouts for op in found.ops} for found in (whole, asked)]
     assert ends[0] == ends[1]
+
+
+def test_elementwise_equations_between_two_others_are_left_out_of_what_is_only_asked() -> None:
+    """Not those whose operand somebody else reads, is an argument or a carry, is pinned, or of another type."""
+    mesh = AbstractMesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+    def step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        made = jnp.tanh(jnp.exp(x @ w) * 2.0)  # all three are left out
+        read_twice = jnp.sin(made)  # made again: left out; what it is made into is read twice
+        one = jnp.cos(read_twice) @ w.T
+        two = jnp.log1p(read_twice).astype(jnp.bfloat16)
+        looped = jax.lax.fori_loop(0, 5, lambda _, c: jnp.floor(c), one)
+        return looped, two
+
+    shapes = [jax.ShapeDtypeStruct(s, "f4") for s in [(64, 32), (16, 64)]]
+    traced = trace(step, shapes, {})
+    inputs = [Layout(dims=(("model",), ())), Layout(dims=(("data",), ()))]
+    outputs = [Layout(dims=((), ("model",))), Layout(dims=(("model",), ()))]
+    site = next(
+        graph.values[op.results[0]].site for graph in [traced.graph] for op in graph.ops if op.primitive == "exp"
+    )
+    assert site is not None
+    pin = Constraint(
+        site=site, layout=Layout(dims=((), ("model",))), source="", primitive="", shape=(16, 32), why="propagation"
+    )
+
+    every = {(s.frame, s.equation) for value in traced.graph.values if (s := value.site) is not None}
+
+    def asked(pins: tuple[Constraint, ...], short: bool) -> Partitioned:
+        alike = every if short else None
+        lowered = lower_flat(traced, pins, mesh, inputs, outputs, platform="tpu", alike=alike)
+        return partition(lowered.compiler_ir("stablehlo"))
+
+    def left(found: Partitioned) -> list[int]:
+        names = [op.scope.rpartition("/")[0].rpartition("jaxplan")[2] for op in found.ops]
+        return sorted({int(name) for name in names if name.isdigit()})
+
+    def primitives(found: Partitioned) -> set[str]:
+        unary = {"exp", "tanh", "sin", "cos", "log1p", "floor"}
+        return {traced.graph.ops[op].primitive for op in left(found)} & unary
+
+    whole, short, pinned = asked((), False), asked((), True), asked((pin,), True)
+    assert primitives(whole) == {"exp", "tanh", "sin", "cos", "log1p", "floor"}
+    assert primitives(short) == {"cos", "log1p", "floor"}
+    assert primitives(pinned) == primitives(short) | {"exp"}
+
+    def sent(found: Partitioned) -> list[tuple[str, tuple[str, ...], int]]:
+        return sorted((one.kind, one.axes, one.bytes) for one in found.collectives)
+
+    assert sent(whole) == sent(short) and sent(whole)
+
+
+def test_an_equation_lies_alike_where_nothing_is_decided_to_move_around_it() -> None:
+    traced = trace(lambda x: jnp.tanh(jnp.exp(jnp.sin(x)) * 2.0).sum(0), [jax.ShapeDtypeStruct((8, 16), "f4")], {})
+    graph = traced.graph
+    rows = {name: np.array(row, np.int8) for name, row in (("cut", [0, -1]), ("whole", [-1, -1]))}
+    values = {value: rows["cut"] for value in range(len(graph.values))}
+    values[graph.outputs[0]] = rows["whole"][:1]
+    reads = {(op.index, i): rows["cut"] for op in graph.ops for i, _ in enumerate(op.operands)}
+    names = [op.primitive for op in graph.ops]
+    place = {name: (s.frame, s.equation) for name, op in zip(names, graph.ops, strict=True)
+             if (s := graph.values[op.results[0]].site) is not None}  # fmt: skip
+    before = lying_alike(graph, values, reads)
+    assert {place[name] for name in ("sin", "exp", "mul", "tanh")} <= before
+    reads[names.index("tanh"), 0] = rows["whole"]  # it reads what lies cut
+    assert before - lying_alike(graph, values, reads) == {place["mul"], place["tanh"]}

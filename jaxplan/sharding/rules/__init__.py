@@ -15,6 +15,7 @@ from . import random as _random
 from . import reduction as _reduction
 from . import shape as _shape
 from . import slices as _slices
+from .elementwise import ELEMENTWISE as ELEMENTWISE
 from .registry import Ring as Ring
 from .registry import RuleFunction as RuleFunction
 from .registry import cut_locally as cut_locally

@@ -21,7 +21,11 @@ _OTHERS = (
 )  # fmt: skip
 
 
-@register(*_LINEAR, *_OTHERS)
+ELEMENTWISE = frozenset((*_LINEAR, *_OTHERS))
+"""Names of primitives whose results are made element by element."""
+
+
+@register(*ELEMENTWISE)
 def elementwise(op: OpShapes) -> Rule:
     """`([i,j],[i,j],[])->([i,j])`; one FLOP a result element, exp and log too (bytes decide their time)."""
     b = RuleBuilder()
