@@ -191,3 +191,28 @@ def test_what_is_made_of_a_sum_waits_for_its_kernel() -> None:
     shapes = jax.ShapeDtypeStruct((1_000_000, 32), jnp.float32), jax.ShapeDtypeStruct((32_768, 8), jnp.int32)
     planned = jaxplan.auto_shard(trained, AbstractMesh((1,), ("data",)), hardware="tpu-v5e", donate_argnums=(0,))
     assert 0 <= planned.plan(*shapes).cost.peak_bytes / 264_613_376 - 1 < 0.03
+
+
+@pytest.mark.parametrize(("tables", "heap"), [(5, 742_950_912), (8, 205_438_976)])
+def test_tables_in_one_tensor_are_updated_in_the_order_of_their_gradient_where_that_is_padded(
+    tables: int, heap: int
+) -> None:
+    """Compiled for one v5e (jax 0.10.2, libtpu 0.0.42.1): 5 x 200,000 rows of 32 columns, the gradient and three
+    updates as of eight tables; 8 x 100,000, the gradient and its transposition, of which one is in vector memory."""
+    one = jax.ShapeDtypeStruct((tables, 200_000 if tables == 5 else 100_000, 32), jnp.float32)
+    rows = jax.ShapeDtypeStruct((2048, tables, 8), jnp.int32)
+
+    def adam(state: Any, rows: Any) -> Any:
+        def loss(table: Any) -> Any:
+            taken = jax.vmap(lambda table, rows: table[rows], (0, 1), 1)(table, rows)
+            return jnp.mean(jnp.tanh(taken.sum(2)) ** 2)
+
+        table, first, second = state
+        gradient = jax.grad(loss)(table)
+        first, second = 0.9 * first + 0.1 * gradient, 0.99 * second + 0.01 * gradient**2
+        return table - first * jax.lax.rsqrt(second + 1e-8), first, second
+
+    planned = jaxplan.auto_shard(adam, AbstractMesh((1,), ("data",)), hardware="tpu-v5e", donate_argnums=(0,))
+    cost = planned.plan((one, one, one), rows).cost
+    given = sum(dict(cost.peak_parts).get(part, 0) for part in ("parameter", "optimizer", "state", "batch"))
+    assert (cost.peak_bytes - given) / heap == pytest.approx(1, abs=0.01)
