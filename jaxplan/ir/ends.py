@@ -21,6 +21,9 @@ _TOTALS = frozenset(
 _Body = tuple[tuple[int, int], ...]
 """(start, stop) of the loops around an operation, outer first."""
 
+TotalGroup = tuple[_Body, int]
+"""The body that a number is summed in, and how many sums to one number it waits for there."""
+
 
 def start_shares(graph: Graph, products: Sequence[bool], sums: Sequence[bool]) -> tuple[float, ...]:
     """For every value: 1 over how many start together: the loose ends that its body has on this side, twins, or itself.
@@ -59,6 +62,24 @@ def total_shares(graph: Graph) -> dict[int, float]:
     layers be none.  Totals of which neither waits for the other start together too, as the norms of all weights in
     LAMB, or whether each gradient is finite: compilers make one collective of them.
     """
+    found, groups = _totals(graph)
+    together = Counter(groups.values())
+    return {
+        value: share / together[groups[total]] if total in groups else share for value, (share, total) in found.items()
+    }
+
+
+def total_groups(graph: Graph) -> dict[int, TotalGroup]:
+    """Of every number that is summed, or added up from such, the group of those that may be summed in one collective.
+
+    Numbers of two loops' bodies, or one of which waits for the other, are of different groups.
+    """
+    found, groups = _totals(graph)
+    return {value: groups[total] for value, (_, total) in found.items() if total in groups}
+
+
+def _totals(graph: Graph) -> tuple[dict[int, tuple[float, int]], dict[int, TotalGroup]]:
+    """Of every number that is added up its share of its total's start, and the total; and the sums' totals' groups."""
     producers, uses = graph.producers(), graph.uses()
     bodies = graph.loops_around()
     adds = {op.results[0] for op in graph.ops if op.primitive in SUMS and not graph.values[op.results[0]].shape}
@@ -76,21 +97,18 @@ def total_shares(graph: Graph) -> dict[int, float]:
     for op in graph.ops:  # in program order: what is added up comes first
         for value in adds.intersection(op.results):
             parts[value] = sum(parts.get(v, 1) for v in added(value))
-    found: dict[int, float] = {}
+    share: dict[int, float] = {}
     total: dict[int, int] = {}
     for value in sorted(adds | numbers, key=lambda value: -producers[value]):
-        share = found.setdefault(value, 1.0 / max(parts.get(value, 1), 1))
+        mine = share.setdefault(value, 1.0 / max(parts.get(value, 1), 1))
         total.setdefault(value, value)
         for v in added(value) if value in adds else ():
-            found[v], total[v] = share, total[value]
+            share[v], total[v] = mine, total[value]
     level: dict[int, int] = {}
     for value in numbers:
         level[total[value]] = max(level.get(total[value], 0), depth[value])
-    together = Counter((bodies[producers[one]], waits) for one, waits in level.items())
-    return {
-        value: share / together.get((bodies[producers[total[value]]], level.get(total[value], 0)), 1)
-        for value, share in found.items()
-    }
+    groups = {one: (tuple(bodies[producers[one]]), waits) for one, waits in level.items()}
+    return {value: (share[value], total[value]) for value in share}, groups
 
 
 def _waited_for(graph: Graph, producers: Sequence[int], bodies: Sequence[_Body]) -> tuple[list[int], set[int]]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..cost import CostModel
-from ..ir import Graph
+from ..ir import Graph, total_groups
 from ..sharding import UNREDUCED, Collective, MeshAxes
 
 
@@ -38,11 +38,19 @@ def collective_prices(
     """
 
     # Parts of a total: XLA combines their sums on every platform (on CPU, five of them: one all_reduce of a tuple).
-    scalars = Counter((item.kind, item.axes) for item, _ in collectives if not item.shape)
+    groups, bodies = total_groups(graph), graph.loops_around()
+
+    def group(item: Collective, op: int) -> tuple[object, ...]:
+        """Those that may be one: of one loop's body, none waiting for another."""
+        around = (*graph.ops[op].results, *graph.ops[op].operands) if op >= 0 else ()
+        one = next((groups[v] for v in around if v in groups), tuple(bodies[op]) if op >= 0 else ())
+        return item.kind, item.axes, item.trips, one
+
+    scalars = Counter(group(item, op) for item, op in collectives if not item.shape)
 
     def share(item: Collective, op: int) -> float:
         if not item.shape:
-            return 1 / scalars[item.kind, item.axes]
+            return 1 / scalars[group(item, op)]
         around = (*graph.ops[op].operands, *graph.ops[op].results) if op >= 0 else ()
         return min((shares[v] for v in around if graph.values[v].shape == item.shape), default=1.0)
 

@@ -152,3 +152,30 @@ def test_what_a_product_reads_of_a_carry_is_priced_rounded() -> None:
     )  # fmt: skip
     assert any(c.kind == "all_gather" and c.trips == 16 for c in plan.collectives)
     assert plan.cost.objective_s == pytest.approx(plan.cost.step_s, rel=OWN_SHARE)
+
+
+def test_numbers_that_wait_for_one_another_or_lie_in_other_loops_are_not_summed_together() -> None:
+    """Two solves by conjugate gradients, one after the other: each iteration's second product waits for its first."""
+
+    def step(x: Any, target: Any) -> Any:
+        def again(_: int, state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+            w, r, p = state
+            moved = (x * p).sum(1)[:, None] * x
+            left = jnp.vdot(r, r)
+            at = left / jnp.vdot(p, moved)
+            rest = r - at * moved
+            return w + at * p, rest, rest + jnp.vdot(rest, rest) / left * p
+
+        once = jax.lax.fori_loop(0, 16, again, (target, target, target))[0]
+        return jax.lax.fori_loop(0, 16, again, (once, once, once))[0]
+
+    shape = jax.ShapeDtypeStruct((65536, 1024), jnp.float32)
+    plan = jaxplan.plan(
+        step, AbstractMesh((4, 2), ("data", "model")), shape, shape, hardware="tpu-v5e",
+        options={"compare_templates": False},
+    )  # fmt: skip
+    sums = [c for c in plan.collectives if c.kind == "all_reduce" and c.trips == 16]
+    assert len(sums) == 6
+    model = model_of(target_of(AbstractMesh((4, 2), ("data", "model")), "tpu-v5e"), Options())
+    start_s = model.collective_over("all_reduce", 4.0, ["data", "model"])
+    assert sum(c.seconds_s for c in sums) == pytest.approx(2 * 16 * 2 * start_s, rel=0.02)  # two at once, then one
