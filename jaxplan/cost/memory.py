@@ -22,7 +22,7 @@ from ..ir import Graph, Interval, Lives, Value, lives_of, settled_values, writte
 from ..sharding import NONE, UNREDUCED, MeshAxes, reshard_steps
 from .few_images import Spread, spread_copies, widened
 from .fills import Fill, filled_since
-from .held_back import PRODUCTS
+from .held_back import AWAITED_BYTES, PRODUCTS, awaited_sums
 from .images import lanes_read
 from .packing import gap_bytes
 from .residency import SecondStack
@@ -167,7 +167,12 @@ def simulate_memory(
         ledger.add("tables", 0, whole, int(_TABLES * sum(stored)) * _TABLE_BYTES, given=True)
     for op, size in (op_scratch or {}).items():
         ledger.add("scratch", when[op], when[op] + 1, size)
-    copies, own_reads = _copies(graph, axes, needed, values, reads, local, when, whole_sums)
+    awaited = {
+        value: until
+        for value, until in (awaited_sums(graph, when) if platform == "tpu" else {}).items()
+        if value in values and local(value, values[value]) < AWAITED_BYTES
+    }
+    copies, own_reads = _copies(graph, axes, needed, values, reads, local, when, whole_sums, awaited)
     for start, stop, size in copies.values():
         ledger.add("copies", start, stop, size)
     for table in table_copies(graph, axes, tables, rows, values, reads, local, when, needed) if rows else ():
@@ -209,7 +214,7 @@ def simulate_memory(
             # GPU: it is sent beside the next product, unless that waits for it
             sent_by = min(own_reads.get(value, ()), default=0) - 1
             following = bisect.bisect(products, start) if platform == "gpu" else len(products)
-            stop = start + 1
+            stop = max(start + 1, awaited.get(value, 0))
             if following < len(products):
                 stop = max(stop, min(products[following] + 1, sent_by))
         elif value in settled:
@@ -295,6 +300,7 @@ def _copies(
     local: Callable[..., int],
     when: Sequence[int],
     whole_sums: bool,
+    awaited: Mapping[int, int],
 ) -> tuple[dict[tuple[object, ...], tuple[int, int, int]], dict[int, list[int]]]:
     """Resharded copies, and until when the originals are read.
 
@@ -315,6 +321,9 @@ def _copies(
             continue
         loop = around[op][-1] if around[op] else (0, len(graph.ops))
         start, stop = when[op], needed[op]
+        if value in awaited and UNREDUCED in made:
+            start = max(start, awaited[value] - 1)
+            stop = max(stop, start + 1)
         if graph.ops[op].primitive == "scan_slice":
             # a whole stack is resharded before the first loop that goes along it, and stays until the last one ends
             start, stop = loop

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from jaxplan.cost import CostModel, simulate_memory, step_memory, traffic
-from jaxplan.cost.held_back import held_back, put_off
+from jaxplan.cost.held_back import awaited_sums, held_back, put_off
 from jaxplan.cost.tables import list_copies
 from jaxplan.hardware import axis_links, load_profile
 from jaxplan.ir import Graph, trace
-from jaxplan.sharding import graph_rules
+from jaxplan.sharding import UNREDUCED, graph_rules
 
 AXES = (("data", 8),)
 LAYERS, ROWS = 4, 65536
@@ -160,3 +160,25 @@ def test_layers_wait_while_sparse_cores_copy_a_recommenders_rows() -> None:
 
 def made(graph: Graph, op: int) -> tuple[int, ...]:
     return graph.values[graph.ops[op].results[0]].shape
+
+
+@pytest.mark.parametrize(("width", "waits"), [(2048, True), (4096, False)])
+def test_small_gradients_are_summed_after_the_last_product_on_tpu(width: int, waits: bool) -> None:
+    """Four of f32[2048, 2048] under data parallelism lie there until the last product is done, as compiled for v5e and
+    v5p (jax 0.10.2, libtpu 0.0.42.1)."""
+    weights = [jax.ShapeDtypeStruct((width, width), jnp.float32)] * LAYERS
+    graph = trace(step, (weights, jax.ShapeDtypeStruct((64, width), jnp.float32)), {}, donate_argnums=(0,)).graph
+    products = [op for op in graph.ops if op.primitive == "dot_general"]
+    made = {op.results[0] for op in products if graph.values[op.results[0]].shape == (width, width)}
+    last = products[-1].index
+    assert made <= set(found := awaited_sums(graph, range(len(graph.ops)))) and set(found.values()) == {last + 1}
+    row, pending = np.array([-1], np.int8), np.array([UNREDUCED], np.int8)
+    values = {v.index: pending if v.index in made else row for v in graph.values if not v.constant}
+    reads = {(op.index, i): values[v] for op in graph.ops for i, v in enumerate(op.operands) if v in values}
+    kinds, stored = ["batch"] * len(graph.inputs), [False] * len(graph.values)
+    alive = {
+        platform: simulate_memory(graph, AXES, stored, kinds, values, reads, platform=platform).curve[last]
+        for platform in ("tpu", "cpu")
+    }
+    more = (alive["tpu"] - alive["cpu"]) / (4 * width**2)
+    assert more == pytest.approx((LAYERS - 1) * waits, abs=0.1)
