@@ -12,6 +12,8 @@ state is a matrix, all compiled for v5e, jax 0.10.2, libtpu 0.0.42.1.)
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 from ..ir import Op
 from .residency import Flow
 
@@ -39,10 +41,12 @@ def _batched(flow: Flow) -> dict[int, frozenset[int]]:
     for op in graph.ops:
         if op.primitive != "dot_general" or not flow.rules[op.index].matmul:
             continue
-        _, batched = op.params["dimension_numbers"]
+        summed, batched = op.params["dimension_numbers"]
         beside = [*zip(op.operands, batched, strict=True), (op.results[0], range(len(batched[0])))]
         if not batched[0]:
             fixed.update(value for value, _ in beside)
+            continue
+        if any(_alone(graph.values[v].shape, {*s, *b}) for v, s, b in zip(op.operands, summed, batched, strict=True)):
             continue
         for value, batch in beside:
             dims = frozenset(range(len(graph.values[value].shape))) - {*batch}
@@ -55,6 +59,11 @@ def _batched(flow: Flow) -> dict[int, frozenset[int]]:
                     if (handed := _handed_on(flow, op, known, new, found[known])) is not None:
                         found[new] = handed
     return found
+
+
+def _alone(shape: Sequence[int], taken: Collection[int]) -> bool:
+    """Whether an operand of a product has but one element beside the dimensions that are summed or batched."""
+    return all(size == 1 for d, size in enumerate(shape) if d not in taken)
 
 
 def _handed_on(flow: Flow, op: Op, known: int, new: int, dims: frozenset[int]) -> frozenset[int] | None:

@@ -18,7 +18,7 @@ lie; else it is written there at once (SGD, Adagrad and Adam on 3, 4, 5, 8 and 2
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -165,7 +165,7 @@ def tiled_in_rows(graph: Graph) -> dict[int, Tiling]:
     for op in graph.lookups():
         for value, tiling in _rows_of(op, graph):
             before = found.get(value)
-            if value in ends or (tiling == "table" and before is not None):
+            if value in ends or (before is not None and not isinstance(tiling, RowsOf)):
                 continue
             if isinstance(before, RowsOf) and isinstance(tiling, RowsOf):
                 tiling = RowsOf((*before.tables, *tiling.tables), before.listed or tiling.listed)
@@ -237,9 +237,26 @@ def _rows_of(op: Op, graph: Graph) -> list[tuple[int, Tiling]]:
     if len(graph.values[rows].shape) - 1 not in windows:
         return []
     tables = [op.operands[0]] if op.primitive == "gather" else [op.operands[0], *op.results]
+    if len(dims := _wide_rows(graph.values[rows].shape, windows)) > 1:
+        alone = {*_alone(op.params["dimension_numbers"])}
+        of_table = [d for d in range(len(graph.values[tables[0]].shape)) if d not in alone]
+        spanned = frozenset(of_table[sorted(windows).index(d)] for d in dims)
+        return [(rows, dims), *((table, spanned) for table in tables)]
     places = [size for d, size in enumerate(graph.values[rows].shape) if d not in windows and size > 1]
     listed = RowsOf((graph.values[op.operands[0]],), len(places) > 1)
     return [(rows, listed), *((table, "table") for table in tables)]
+
+
+def _wide_rows(shape: Sequence[int], windows: Sequence[int]) -> frozenset[int]:
+    """Of rows the dimensions of one of them that have more than one element."""
+    return frozenset(d for d in windows if shape[d] > 1)
+
+
+def _alone(numbers: Any) -> tuple[int, ...]:
+    """Dimensions of a table of which a row has one place, and no dimension of its own."""
+    if hasattr(numbers, "offset_dims"):
+        return (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
+    return (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
 
 
 class ListCopy(NamedTuple):

@@ -61,6 +61,21 @@ def test_scores_queries_and_keys_lie_with_images_and_heads_in_no_tile() -> None:
     assert crossing.tiling(dense.operands[0]) == "any"
 
 
+def test_products_of_a_vector_for_each_place_leave_the_other_operand_as_it_lies() -> None:
+    """XLA multiplies and adds up there: interactions of 128 channels by 9 by 9 on eight v5e, made by products for each
+    edge, took 17 GB each as predicted (mesh data=4, model=2) and 1.2 as compiled."""
+
+    def step(channels: Any, angles: Any, radial: Any) -> Any:
+        interactions = jnp.einsum("becm,bemij->becij", channels, angles).swapaxes(3, 4)
+        return jnp.einsum("becij,becj->beci", interactions, radial)
+
+    shapes = ((4, 16, 128, 9), (4, 16, 9, 9, 9), (4, 16, 128, 9))
+    graph, crossing = lies(step, *(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes))
+    turns = [op for op in graph.ops if op.primitive == "transpose" and len(op.params["permutation"]) == 5]
+    turned = turns[0].results[0]
+    assert in_memory(graph, crossing, turned) == 4 * 16 * 9 * 16 * 128 * 4
+
+
 def test_what_a_loop_stacks_lies_with_its_iterations_outermost() -> None:
     """A recurrent network with matrices for states on eight v5e: 5297 MB compiled, 3092 predicted before."""
     shapes = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32), jax.ShapeDtypeStruct((512, 4, WIDTH), jnp.float32)

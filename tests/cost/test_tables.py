@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import AbstractMesh
 
 import jaxplan
-from jaxplan.cost import CostModel, traffic
+from jaxplan.cost import CostModel, device_bytes, traffic
 from jaxplan.cost.squares import whole_squares
 from jaxplan.hardware import load_profile
 from jaxplan.ir import trace
@@ -216,3 +216,28 @@ def test_tables_in_one_tensor_are_updated_in_the_order_of_their_gradient_where_t
     cost = planned.plan((one, one, one), rows).cost
     given = sum(dict(cost.peak_parts).get(part, 0) for part in ("parameter", "optimizer", "state", "batch"))
     assert (cost.peak_bytes - given) / heap == pytest.approx(1, abs=0.01)
+
+
+WIDE = [((4096, 128, 9), 65536, (16, 128)), ((2_000_000, 4, 8), 400_000, (4, 128)), ((4096, 100, 3), 65536, (4, 128))]
+
+
+@pytest.mark.parametrize(("shape", "places", "tile"), WIDE)
+def test_rows_of_several_dimensions_and_their_tables_have_two_of_these_in_tiles(
+    shape: tuple[int, ...], places: int, tile: tuple[int, int]
+) -> None:
+    """Features of 128 channels by 9, gathered and summed for each atom, were counted with 9 in 128 lanes, and narrow
+    ones with the table's rows in lanes (compiled for v5e, jax 0.10.2, libtpu 0.0.42.1)."""
+
+    def step(table: Any, taken: Any, added: Any) -> Any:
+        rows = jnp.sin((2 * jnp.tanh(table))[taken])
+        return jnp.cos(jnp.zeros_like(table).at[added].add(rows * rows)).sum(0), rows.sum(0)
+
+    numbers = jax.ShapeDtypeStruct((places,), jnp.int32)
+    graph = trace(step, (jax.ShapeDtypeStruct(shape, jnp.float32), numbers, numbers), {}).graph
+    crossing, whole = traffic(graph, graph_rules(graph), "tpu"), np.full((1, len(shape)), NONE, np.int8)
+    looked = {op.primitive: op for op in graph.ops if op.primitive in ("gather", "scatter-add")}
+    gather, scatter = looked["gather"], looked["scatter-add"]
+    for value in (gather.operands[0], gather.results[0], scatter.operands[2], scatter.results[0]):
+        tensor = graph.values[value]
+        size = int(device_bytes(tensor, whole, (("data", 1),), "tpu", crossing.tiling(value))[0])
+        assert size == tensor.shape[0] * tile[0] * tile[1] * 4
