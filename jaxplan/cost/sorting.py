@@ -1,4 +1,8 @@
-"""What is found by sorting: `top_k` where XLA has no kernel for it sorts every element, beside its place.
+"""What sorting needs beside what is sorted: one place, an int32, for each element.
+
+XLA sorts stably by comparing the places of what is equal (`StableSortExpander`), on all platforms: they are a further
+tensor unless what is sorted has them already, as `argsort`'s has.  A `top_k` where XLA has no kernel for it sorts every
+element, beside its place.
 
 XLA for GPU has one for up to 16 of at least 1024 numbers in f32 or bf16, XLA for TPU for fewer than one in 64 of f32 or
 bf16 (30 sizes compiled for H100 and v5e, jax 0.10.2, libtpu 0.0.42.1).  All else is sorted: the numbers in their own
@@ -54,13 +58,17 @@ def selected_from(
 
 
 def sorting_bytes(graph: Graph, op: Op, rows: np.ndarray, axes: MeshAxes, platform: str) -> np.ndarray | None:
-    """`float64[n]`: bytes beside its operand that a `top_k` needs while it runs, for each layout of that; None: no
-    such operation."""
-    if op.primitive != "top_k" or platform == "cpu":
+    """`float64[n]`: bytes beside its operands that a `sort` or `top_k` needs while it runs, for each layout of the
+    first of them; None: no such operation."""
+    if op.primitive not in ("sort", "top_k") or platform == "cpu":
         return None
     value = op.operands[0]
-    tensor, among = graph.values[value], local_sizes(graph.values[value].shape, rows, axes)[:, _along(graph, op)]
+    tensor = graph.values[value]
     places = replace(tensor, dtype="int32", item_bytes=4.0, narrowed=False)
+    if op.primitive == "sort":
+        beside = op.params["is_stable"] and not _has_places(graph, op)
+        return device_bytes(places, rows, axes, platform).astype(float) if beside else None
+    among = local_sizes(tensor.shape, rows, axes)[:, _along(graph, op)]
     whole, given = device_bytes(tensor, rows, axes, platform), value in graph.inputs
     wanted = given or value in graph.outputs or any(reader != op.index for reader, _ in graph.uses()[value])
     by_sorting = device_bytes(places, rows, axes, platform) + whole * wanted
@@ -74,11 +82,26 @@ def sorting_scratch(
     """`sorting_bytes` by operation, in the layouts that are `reads`."""
     found: dict[int, int] = {}
     for op in graph.ops:
-        row = reads.get((op.index, 0)) if op.primitive == "top_k" else None
+        row = reads.get((op.index, 0))
         size = None if row is None else sorting_bytes(graph, op, row[None], axes, platform)
         if size is not None and size[0]:
             found[op.index] = math.ceil(float(size[0]))
     return found
+
+
+def _has_places(graph: Graph, op: Op) -> bool:
+    """Whether one of the tensors that are sorted counts along what they are sorted in."""
+    producers, along = graph.producers(), op.params["dimension"]
+    for value in op.operands:
+        place = along
+        while (maker := producers[value]) >= 0:
+            made = graph.ops[maker]
+            if made.primitive == "iota" and made.params["dimension"] == place:
+                return True
+            if made.primitive != "broadcast_in_dim" or place not in made.params["broadcast_dimensions"]:
+                break
+            value, place = made.operands[0], made.params["broadcast_dimensions"].index(place)
+    return False
 
 
 def _along(graph: Graph, op: Op) -> int:

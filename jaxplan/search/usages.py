@@ -111,7 +111,7 @@ class Usages:
             if port is None or port.node not in options:
                 continue
             size = place_bytes(self.graph, op, port.places, self.model.axes, self.model.profile)
-            if op.primitive == "top_k":
+            if op.primitive in ("sort", "top_k"):
                 size = sorting_bytes(self.graph, op, port.places, self.model.axes, self.model.profile.kind)
             if size is None and op.primitive == "dot_general":
                 size = self.model.part_bytes(op, options[port.node], self.graph, self.crossing)

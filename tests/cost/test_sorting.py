@@ -78,3 +78,20 @@ def test_what_is_sorted_lies_in_the_place_of_its_operands() -> None:
 
     for platform in ("tpu", "gpu"):
         assert peak_mib(order, platform, (1024, 256), (256, 65536)) == pytest.approx(544.7, abs=2)
+
+
+@pytest.mark.parametrize("platform", ["tpu", "gpu"])
+@pytest.mark.parametrize(
+    ("f", "compiled"),
+    [
+        (lambda x: jnp.sum(jnp.sort(x @ x.T, axis=0), axis=1), 512),
+        (lambda x: jnp.sum(jax.vmap(jnp.sort)(x @ x.T), axis=1), 512),
+        (lambda x: jnp.sum(jax.lax.sort(x @ x.T, is_stable=False), axis=1), 256),
+        (lambda x: jnp.sum(jnp.argsort(x @ x.T, axis=1), axis=1), 512),
+        (lambda x: jnp.sum(jax.vmap(jnp.argsort)(x @ x.T), axis=1), 512),
+    ],
+    ids=["sort", "each row", "unstable", "argsort", "argsort each row"],
+)
+def test_stable_sorting_needs_places(f: Any, compiled: int, platform: str) -> None:
+    """Compiled for v5e and H100, jax 0.10.2: places are beside what is sorted unless it is sorted with them."""
+    assert peak_mib(f, platform, (8192, 64), dtype=jnp.float32) == pytest.approx(compiled, abs=3)
