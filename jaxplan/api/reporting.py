@@ -50,7 +50,7 @@ def finished_plan(
         outputs=_outputs(traced, target, best),
         constraints=best.checked.constraints,
         collectives=collectives,
-        cost=_cost(traced, best, collectives, options, search_s),
+        cost=_cost(pipeline, best, collectives, search_s),
         warnings=warnings,
         assumptions=(*traced.graph.assumptions, *_stated(options), *_folded(best), *_rounded(pipeline)),
         alternatives=_alternatives(traced, target, best, pipeline.budget_bytes, options.overlap),
@@ -144,7 +144,7 @@ def _collectives(traced: Traced, model: CostModel, best: Candidate) -> tuple[Pla
 
 
 def _cost(
-    traced: Traced, best: Candidate, rows: Sequence[PlannedCollective], options: Options, search_s: float
+    pipeline: Pipeline, best: Candidate, rows: Sequence[PlannedCollective], search_s: float
 ) -> PlanCost:
     seconds: dict[str, float] = {}
     sent: dict[str, int] = {}
@@ -152,7 +152,7 @@ def _cost(
         name = "+".join(row.axes)
         seconds[name] = seconds.get(name, 0.0) + row.seconds_s
         sent[name] = sent.get(name, 0) + int(row.wire_bytes * row.trips)
-    ops = traced.graph.ops
+    ops, options = pipeline.graph.ops, pipeline.options
     objective_s = best.searched_s(best.found.result.objective_s, options.overlap)
     # a search cut short may have proved nothing: no step takes less
     bound_s = best.searched_s(max(best.found.result.bound_s, 0.0), options.overlap)
@@ -170,21 +170,28 @@ def _cost(
         termination="template" if best.name in TEMPLATES else best.found.result.termination.value,
         objective_s=objective_s,
         bound_s=bound_s,
-        flops_by_source=_flops_by_source(traced, best),
+        flops_by_source=_flops_by_source(pipeline, best),
         gap=(objective_s - bound_s) / objective_s if objective_s > bound_s else 0.0,
         search_s=search_s,
     )
 
 
-def _flops_by_source(traced: Traced, best: Candidate) -> dict[str, float]:
-    space, found = best.found.space, best.found.result
+def _flops_by_source(pipeline: Pipeline, best: Candidate) -> dict[str, float]:
+    space, found, ops = best.found.space, best.found.result, pipeline.graph.ops
     flops: dict[str, float] = {}
+
+    def add(source: str, amount: float) -> None:
+        line = users_line(source)
+        flops[line] = flops.get(line, 0.0) + amount
+
     for node, index in space.node_op.items():
-        op, rule = traced.graph.ops[index], space.rules[index]
+        rule = space.rules[index]
         if rule.matmul:
             share = float(space.strategies[node].shares[found.assignment[node]])
-            line = users_line(op.source)
-            flops[line] = flops.get(line, 0.0) + (rule.flops - rule.empty_flops) * share * op.trips
+            add(ops[index].source, (rule.flops - rule.empty_flops) * share * ops[index].trips)
+    for index, body in pipeline.crossing.bodies.items():
+        for source, amount in body.products():
+            add(source, amount * ops[index].trips)
     return dict(sorted(flops.items()))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -38,6 +38,14 @@ class Body:
         values = {v.index: whole for v in self.graph.values if not free[v.index]}
         reads = {(op.index, i): whole for op in self.graph.ops for i, v in enumerate(op.operands) if v in values}
         return values, reads
+
+    def products(self) -> Iterator[tuple[str, float]]:
+        """Source and floating-point operations of each of its matrix products and convolutions, in one run of it."""
+        for op, rule in zip(self.graph.ops, self.rules, strict=True):
+            if rule.matmul:
+                yield op.source, (rule.flops - rule.empty_flops) * op.trips
+            elif op.index in self.crossing.bodies:
+                yield from ((source, flops * op.trips) for source, flops in self.crossing.bodies[op.index].products())
 
 
 def bodies(

@@ -110,6 +110,8 @@ def price(
         seconds[op.index] = float(once[0]) * op.trips
         if rule.matmul:
             flops[op.index] = (rule.flops - rule.empty_flops) * float(strategy.shares[0]) * op.trips
+        elif op.index in crossing.bodies:
+            flops[op.index] = sum(amount for _, amount in crossing.bodies[op.index].products()) * op.trips
     for op_index, settling_s in _copying(graph, refined, crossing, where):
         seconds[op_index] = seconds.get(op_index, 0.0) + settling_s
     asked = [(c, operation_of(c.scope)) for c in found.collectives if c.kind != "all_slice"]

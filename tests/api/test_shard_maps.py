@@ -108,6 +108,19 @@ def test_what_a_shard_map_computes_counts(mesh_4x2: Mesh) -> None:
     plans = [jaxplan.plan(f, mesh_4x2, *shapes, hardware="tpu-v5e", constraints=pins) for f in (product, mapped)]
     plain, own = (plan.cost for plan in plans)
     assert own.step_s == pytest.approx(plain.step_s, rel=0.01)
+    (flops,) = own.flops_by_source.values()
+    by_hand = jaxplan.audit(mapped, mesh_4x2, *shapes, in_shardings=spec, hardware="tpu-v5e")
+    assert flops == by_hand.theirs.flops == 2 * 8192**3 / 8
+
+    def loops(a: Any, b: Any) -> Any:
+        inner = jax.shard_map(product, in_specs=(P(), P(None, "model")), out_specs=P(None, "model"))
+        return lax.scan(lambda c, _: (inner(c, b), None), a, length=3)[0]
+
+    nested = jax.shard_map(
+        loops, mesh=mesh_4x2, in_specs=(P("data"), P()), out_specs=P("data"), axis_names={"data"}, check_vma=False
+    )
+    cost = jaxplan.plan(nested, mesh_4x2, *shapes, hardware="tpu-v5e").cost
+    assert sum(cost.flops_by_source.values()) == 3 * 2 * 8192**3 / 8
 
     def wide(a: Any) -> Any:
         return jnp.sum(jnp.sort(a @ a.T, axis=0), axis=1)
