@@ -57,10 +57,10 @@ def total_shares(graph: Graph) -> dict[int, float]:
     """Of every number that is added up, from several or from a tensor, and of these: its share of a start.
 
     The sums over devices of a total's parts, such as the squares that make a norm, start together: if each is summed
-    before they are added, they come to one start.  Added before they are summed, they come to less: up to a start of
-    the step is not counted then, lest what a layer's parts cost depend on how many layers stand before it, and equal
-    layers be none.  Totals of which neither waits for the other start together too, as the norms of all weights in
-    LAMB, or whether each gradient is finite: compilers make one collective of them.
+    before they are added, they come to one start, and so does the total if it is summed last.  What is added up from
+    some of the parts has the share of one: what a layer's parts cost may not depend on how many layers stand before
+    it, or equal layers were none.  Totals of which neither waits for the other start together too, as the norms of all
+    weights in LAMB, or whether each gradient is finite: compilers make one collective of them.
     """
     found, groups = _totals(graph)
     together = Counter(groups.values())
@@ -104,6 +104,7 @@ def _totals(graph: Graph) -> tuple[dict[int, tuple[float, int]], dict[int, Total
         total.setdefault(value, value)
         for v in added(value) if value in adds else ():
             share[v], total[v] = mine, total[value]
+    share |= dict.fromkeys(total.values(), 1.0)
     level: dict[int, int] = {}
     for value in numbers:
         level[total[value]] = max(level.get(total[value], 0), depth[value])

@@ -138,11 +138,11 @@ def check(
                 and c.bytes > OTHERWISE * expected.get(op, 0.0)
                 and move_of(c) not in moves
             )
-            asking = {op for _, op in unplanned if op >= 0}
+            asking = {op for op in (surplus | {op for _, op in unplanned}) if op >= 0}
             entries = [place for place in entered(graph, values, reads, asking) if place[1] not in pinned]
             if not (fresh or entries):
                 around = written_out(graph, values, differing, asking, _upstream(graph, rules, asking))
-                entries = [place for place in around if place[1] not in pinned]
+                entries = [place for place in around if place[0] not in free and place[1] not in pinned]
             if not (fresh or entries) or round_number == max_rounds:
                 break
             places = [*((v, graph.values[v].site) for v in fresh), *entries]

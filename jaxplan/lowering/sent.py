@@ -39,6 +39,7 @@ def collective_prices(
 
     # Parts of a total: XLA combines their sums on every platform (on CPU, five of them: one all_reduce of a tuple).
     groups, bodies = total_groups(graph), graph.loops_around()
+    free = _of_constants(graph)  # the zeros that something is scattered into are not sent
 
     def group(item: Collective, op: int) -> tuple[object, ...]:
         """Those that may be one: of one loop's body, none waiting for another."""
@@ -52,7 +53,7 @@ def collective_prices(
         if not item.shape:
             return 1 / scalars[group(item, op)]
         around = (*graph.ops[op].operands, *graph.ops[op].results) if op >= 0 else ()
-        return min((shares[v] for v in around if graph.values[v].shape == item.shape), default=1.0)
+        return min((shares[v] for v in around if graph.values[v].shape == item.shape and not free[v]), default=1.0)
 
     def sending(item: Collective, op: int) -> Sending:
         own = share(item, op)
@@ -61,6 +62,15 @@ def collective_prices(
         return Sending(sent_s * (1.0 if item.shape else own) * item.trips, packing_s * item.trips)
 
     return tuple(Sending() if item.kind == "all_slice" else sending(item, op) for item, op in collectives)
+
+
+def _of_constants(graph: Graph) -> list[bool]:
+    """For every value whether it depends on no argument."""
+    found = [value.constant for value in graph.values]
+    for op in graph.ops:
+        for value in op.results:
+            found[value] = all(found[v] for v in op.operands)
+    return found
 
 
 def written_seconds(graph: Graph, collectives: Sequence[tuple[Collective, int]], sent: Sequence[Sending]) -> float:

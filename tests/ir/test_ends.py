@@ -99,7 +99,8 @@ def test_whichever_parts_of_a_total_are_summed_they_share_one_start() -> None:
     sums = [op.results[0] for op in graph.ops if op.primitive == "reduce_sum"]
     adds = [op.results[0] for op in graph.ops if op.primitive == "add"]
     assert [shares[v] for v in sums] == [0.125, 0.125, 0.125, 0.125, 0.5]  # the last is a total beside the norm
-    assert [shares[v] for v in adds] == [0.125] * 4  # Python's `sum` begins with zero
+    # Python's `sum` begins with zero; the total itself is one start, if it is summed last
+    assert [shares[v] for v in adds] == [0.125, 0.125, 0.125, 0.5]
 
 
 def test_a_number_that_others_read_is_a_total_of_its_own() -> None:
@@ -110,7 +111,7 @@ def test_a_number_that_others_read_is_a_total_of_its_own() -> None:
     graph = graph_of(step, SQUARE, SQUARE, SQUARE)
     shares = total_shares(graph)
     first, second = (op.results[0] for op in graph.ops if op.primitive == "add")
-    assert (shares[first], shares[second]) == (0.25, 0.5)
+    assert (shares[first], shares[second]) == (0.5, 0.5)
     assert [shares[op.results[0]] for op in graph.ops if op.primitive == "reduce_sum"] == [0.25, 0.25, 0.5]
 
 
