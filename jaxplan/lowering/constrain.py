@@ -220,8 +220,9 @@ def _scattered_at_once(
       read, it scatters over the ones and reduces over the others.
     - What is `waited` for, and read in one layout: the barrier stands between a pin and a reader that is further out
       than it, and no compiler scatters across that.
-    - What is looked up, and read in one layout: between the sum and the result stands what fills in for indices out of
-      bounds.
+    - What is looked up in a larger tensor, and read in one layout: between the sum and the result stands what fills in
+      for indices out of bounds.  Of a tensor and what is looked up in it Shardy moves the smaller one: a table of
+      32768 words was gathered for as many tokens.
     """
     uses, producers, found = graph.uses(), graph.producers(), dict[int, tuple[int, int]]()
     for value, row in values.items():
@@ -235,7 +236,9 @@ def _scattered_at_once(
         alike = all(np.array_equal(reads[use], read) for use in uses[value])
         fits = not (read == UNREDUCED).any() and (read == row)[~pending].all() and scattered.any()
         several = pending.sum() > 1 and len(uses[value]) == 1 and not scattered.all()
-        apart = value in waited or graph.ops[producers[value]].primitive == "gather"
+        maker = graph.ops[producers[value]]
+        looked_up = maker.primitive == "gather" and graph.values[maker.operands[0]].bytes > graph.values[value].bytes
+        apart = value in waited or looked_up
         if fits and (several or (apart and alike)):
             found[value] = uses[value][0]
     return found

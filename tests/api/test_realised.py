@@ -89,23 +89,38 @@ def computed_again(batch: int, width: int, layers: int) -> Made:
     return step, (params, shape(batch, width)), {"xs": P(("data", "model")), **parted}
 
 
+def words(batch: int, width: int, vocabulary: int) -> Made:
+    """As many tokens as words: the table is cut by words, and what is looked up by sequences over that axis too."""
+
+    def step(table: Any, tokens: Any, w: Any) -> Any:
+        taken = jnp.tanh(table[tokens])
+        return taken, taken @ w
+
+    args = shape(vocabulary, width), shape(batch, vocabulary // batch, dtype=np.int32), shape(width, width)
+    cut = P(("data", "model"))
+    return step, args, {"table": P("model"), "tokens": P("data"), "w": P(), "result/0": cut, "result/1": cut}
+
+
 STEPS = {
     "recurrent": recurrent,
     "inner loop": inner_loop,
     "chosen rows": chosen_rows,
     "computed again": computed_again,
+    "words": words,
 }
 LARGE = {
     "recurrent": (64, 1024, 400),
     "inner loop": (64, 1024, 8),
     "chosen rows": (8, 4096, 8192),
     "computed again": (65536, 1024, 3),
+    "words": (32, 768, 32768),
 }
 SMALL = {
     "recurrent": (8, 16, 4),
     "inner loop": (8, 16, 4),
     "chosen rows": (4, 16, 32),
     "computed again": (16, 16, 3),
+    "words": (8, 16, 64),
 }
 
 
