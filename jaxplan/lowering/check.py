@@ -159,7 +159,7 @@ def check(
             differing=differing,
             rounds=round_number,
             warnings=tuple(
-                _in_words(graph, w) for w in result.warnings if "trip count" not in w or not graph.assumptions
+                in_words(graph, w) for w in result.warnings if "trip count" not in w or not graph.assumptions
             ),
         )
 
@@ -232,12 +232,15 @@ def operation_of(scope: str) -> int:
     return int(found[-1]) if found else -1
 
 
-def _in_words(graph: Graph, warning: str) -> str:
-    """A warning of the partitioner's with the operation and its line in the place of the scope that it names."""
+def in_words(graph: Graph, warning: str) -> str:
+    """A warning of the partitioner's with the operation and its line in the place of the scope that it names, of a loop
+    those of the first operation in it."""
 
     def words(scope: re.Match[str]) -> str:
-        op = operation_of(scope.group(1))
-        return scope.group(0) if op < 0 else f"`{graph.ops[op].primitive}` at {graph.ops[op].source}"
+        op, inside = operation_of(scope.group(1)), _asking(scope.group(1))
+        if inside < 0:
+            return scope.group(0)
+        return f"{'around ' if op < 0 else ''}`{graph.ops[inside].primitive}` at {graph.ops[inside].source}"
 
     return re.sub(r"`([^`]*)`", words, warning)
 

@@ -28,7 +28,7 @@ from ..ir import Graph, Traced, summed_behind_loops
 from ..plans import Constraint
 from ..sharding import Collective, Layout, Rule, partition, start_shares_of
 from .ahead import waited_values
-from .check import operation_of
+from .check import in_words, operation_of
 from .jit import lower_flat
 from .realised import Realised, realised
 from .sent import as_sent, collective_prices
@@ -132,7 +132,7 @@ def price(
         collectives=collectives,
         memory=memory,
         realised=where,
-        warnings=found.warnings,
+        warnings=tuple(in_words(graph, warning) for warning in found.warnings),
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from ..units import format_bytes, format_seconds
@@ -22,7 +21,7 @@ def plan_diff(before: Plan, after: Plan) -> str:
 
     How long the searches took is no difference.
     """
-    if _timeless(before) == _timeless(after):
+    if before == after:
         return "no difference"
     sections = [
         _setting(before, after),
@@ -36,10 +35,6 @@ def plan_diff(before: Plan, after: Plan) -> str:
         _lines("Assumptions", before.assumptions, after.assumptions),
     ]
     return "\n\n".join("\n".join(section) for section in sections if section)
-
-
-def _timeless(plan: Plan) -> Plan:
-    return replace(plan, cost=replace(plan.cost, search_s=0.0))
 
 
 def _new(plan: Plan) -> list[TensorPlan]:

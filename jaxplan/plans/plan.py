@@ -107,7 +107,7 @@ class PlanCost:
         objective of the chosen plan.
       flops_by_source: arithmetic of matrix products and convolutions that one device does in a step, by the line of
         the program that they stand in.
-      search_s: wall time of the search; not kept in files.
+      search_s: wall time of the search; not kept in files, nor compared.
     """
 
     step_s: float
@@ -125,7 +125,7 @@ class PlanCost:
     bound_s: float
     gap: float
     flops_by_source: Mapping[str, float] = field(default_factory=dict)
-    search_s: float = 0.0
+    search_s: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)

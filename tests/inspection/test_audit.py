@@ -153,3 +153,13 @@ def test_both_sides_are_compiled_for_a_target(tpu_topology: Any) -> None:
         # what the compiler combines starts once
         assert side.compiled_comm_s is not None and 0.7 * side.comm_s < side.compiled_comm_s < 1.01 * side.comm_s
         assert side.compiled_bytes is not None and side.compiled_bytes <= 1.2 * side.peak_bytes + 8 * 2**20
+
+
+def test_loops_are_named_by_lines_of_the_program() -> None:
+    def until(w: Any, x: Any) -> Any:
+        return jax.lax.while_loop(lambda c: jnp.max(c) > 1, lambda c: jnp.tanh(c @ w), x)
+
+    shape = jax.ShapeDtypeStruct((512, 512), "float32")
+    mesh = AbstractMesh((4, 2), ("data", "model"))
+    (warning,) = jaxplan.audit(until, mesh, shape, shape, in_shardings=(P("data"), P()), hardware="tpu-v5e").warnings
+    assert "trip count" in warning and "test_audit.py" in warning and "jaxplan_in" not in warning

@@ -33,7 +33,7 @@ def test_a_loaded_plan_is_the_saved_one(tmp_path: Path, mesh_4x2: Mesh) -> None:
     plan = make_plan(mesh_4x2)
     plan.save(tmp_path / "plan.json")
     loaded = load_plan(tmp_path / "plan.json", mesh_4x2)
-    assert loaded == replace(plan, cost=replace(plan.cost, search_s=0.0))
+    assert loaded == plan
     assert loaded.in_shardings == plan.in_shardings
     assert loaded.out_shardings == plan.out_shardings
     assert str(loaded) == str(replace(plan, cost=replace(plan.cost, search_s=0.0)))
