@@ -4,9 +4,9 @@ from .collectives import collective_seconds as collective_seconds
 from .collectives import collective_wire_bytes as collective_wire_bytes
 from .collectives import synchronous as synchronous
 from .compute import roofline_seconds as roofline_seconds
+from .crossing import Traffic as Traffic
 from .fills import filled_since as filled_since
 from .floor import least_memory as least_memory
-from .fusion import Traffic as Traffic
 from .fusion import traffic as traffic
 from .kinds import idle as idle
 from .kinds import source_values as source_values

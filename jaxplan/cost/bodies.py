@@ -13,7 +13,7 @@ from ..sharding import Rule, graph_rules
 from .kinds import idle, source_values
 
 if TYPE_CHECKING:
-    from .fusion import Traffic
+    from .crossing import Traffic
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..ir import Graph, settled_values
 from ..sharding import Rule
-from .fusion import Traffic
+from .crossing import Traffic
 
 
 def least_memory(

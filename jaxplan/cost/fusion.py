@@ -11,27 +11,26 @@ multi_output_fusion.h).
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from ..ir import VIEWS, Graph, Lives, Op, lives_of
+from ..ir import VIEWS, Graph, Op
 from ..sharding import Rule
 from .apart import made_apart, reordered
-from .bodies import Body, bodies
-from .few_images import Spread, spread_reads
-from .fills import Fill, fills
-from .images import Lanes, copied_reads, image_lanes, written_for_products
+from .bodies import bodies
+from .crossing import Traffic
+from .few_images import spread_reads
+from .fills import fills
+from .images import copied_reads, image_lanes, written_for_products
 from .in_place import overwritable
-from .invariants import Invariant, loop_invariants
+from .invariants import loop_invariants
 from .kernel_starts import kernel_starts
 from .kinds import COMPUTED_AGAIN, LOOP_EDGES, kind_of, source_values
 from .masks import is_dear, is_mask, moved_on_tpu, read_by_expansions, read_whole
-from .on_chip import Resident, residents
+from .on_chip import residents
 from .outermost import outside_tiles
 from .residency import (
     Flow,
-    SecondStack,
     late_products,
     run_times,
     second_stacks,
@@ -40,82 +39,16 @@ from .residency import (
     unmoved,
     written_again,
 )
-from .row_sums import RowSum, row_sums
+from .row_sums import row_sums
 from .scores import exponentiated, is_batched
-from .selections import WideCopy, added_onto, gathered_from, wide_copies
+from .selections import added_onto, gathered_from, wide_copies
 from .siblings import beside_sums
 from .sliced import lanes_left
-from .squares import Squares, shared_squares
-from .tables import RowUpdate, row_updates, tiled_in_rows
-from .tiles import Tiling
-from .turned import Update, updates_of
-from .vector_kernels import VectorKernel, vector_kernels
+from .squares import shared_squares
+from .tables import row_updates, tiled_in_rows
+from .turned import updates_of
+from .vector_kernels import vector_kernels
 from .written import most_read, written_by, written_in_loops
-
-
-@dataclass(frozen=True, kw_only=True)
-class Traffic:
-    """Memory traffic of the unpartitioned step, one run of each operation.
-
-    Attributes:
-      stored: for every value whether it exists in memory between the kernels that make it and read it.
-      inside: for every value whether it exists in the kernel of a contraction alone, not to be computed elsewhere.
-      reads: for every operation, for each operand the bytes that it reads because of it.
-      writes: for every operation, for each result the bytes that it writes.
-      second_stacks: loops' stacks that are in memory twice.
-      fills: buffers that one kernel fills, see there; invariants: GPU: see `loop_invariants`.
-      over: for values those whose buffers they may take, see `overwritable`.
-      images: TPU: values in the layout of convolutions, see `image_lanes`.
-      rows: TPU: see `sliced`, `written`, `tiled_in_rows`; copied_images: see `copied_reads`; tables: see `row_updates`;
-        spread: see `spread_reads`; squares: TPU: see `shared_squares`; apart: GPU: see `made_apart` and `reordered`;
-        reordered: GPU: the latter's value by (product, place); wide: TPU: see `wide_copies`; updates, row_sums: GPU.
-      kernels: TPU: for every operation the kernel of the vector unit that it is part of; else None throughout.
-      starts: GPU: see `kernel_starts`; producers: for every value the operation that makes it, or -1.
-      times: when each operation runs, as the index of one.  TPU: what is fused runs as soon as its last operand is
-        there, however late it is written (a weight's gradient with the optimizer); GPU: products in loops run late.
-      bodies: by operation, what runs inside the `shard_map`s that the user wrote; resident: TPU: see `residents`.
-    """
-
-    stored: tuple[bool, ...]
-    inside: tuple[bool, ...]
-    reads: tuple[tuple[float, ...], ...]
-    writes: tuple[tuple[float, ...], ...]
-    second_stacks: tuple[SecondStack, ...]
-    fills: tuple[Fill, ...]
-    invariants: tuple[Invariant, ...]
-    over: Mapping[int, tuple[int, ...]]
-    images: Mapping[int, Lanes]
-    rows: Mapping[int, Tiling]
-    copied_images: tuple[tuple[int, int], ...]
-    tables: tuple[RowUpdate, ...]
-    spread: tuple[Spread, ...]
-    squares: tuple[Squares, ...]
-    wide: tuple[WideCopy, ...]
-    row_sums: tuple[RowSum, ...]
-    apart: Mapping[int, tuple[tuple[int, int], ...]]
-    updates: tuple[Update, ...]
-    reordered: Mapping[tuple[int, int], int]
-    kernels: tuple[VectorKernel | None, ...]
-    starts: tuple[float, ...]
-    producers: tuple[int, ...]
-    times: tuple[int, ...]
-    bodies: Mapping[int, Body] = field(default_factory=dict, repr=False)
-    resident: Mapping[tuple[int, int], Resident] = field(default_factory=dict, repr=False)
-    graph: Graph = field(repr=False, compare=False)
-
-    @functools.cached_property
-    def lives(self) -> Lives:
-        """See `lives_of`."""
-        return lives_of(self.graph, self.stored, self.times)
-
-    def kept(self, op: Op) -> tuple[Resident | None, ...]:
-        """What of an operation's operands and results may stay on the chip; () where nothing of the program may."""
-        places = range(len(op.operands) + len(op.results)) if self.resident else ()
-        return tuple([self.resident.get((op.index, place)) for place in places])
-
-    def tiling(self, value: int) -> Tiling:
-        """Which dimensions of a value lie in tiles, see `device_bytes`."""
-        return self.rows[value] if value in self.rows else self.images.get(value, "any")
 
 
 def traffic(graph: Graph, rules: Sequence[Rule], platform: str) -> Traffic:

@@ -22,8 +22,9 @@ from .bodies import Body
 from .collectives import collective_terms, combined_share, most_combined_bytes
 from .compute import roofline_seconds
 from .copied_back import copied_back
-from .fusion import Traffic
+from .crossing import Traffic
 from .kinds import LOOP_EDGES, fused
+from .local_dims import local_dims
 from .on_chip import Resident
 from .split_k import local_product, part_bytes
 from .tables import table_bytes
@@ -244,7 +245,7 @@ class CostModel:
         dtype = graph.values[op.operands[0]].dtype if op.operands else "float32"
         dims = None
         if rule.matmul and len(rule.operands) > 1:
-            dims = self._dims(rule, options, math.prod(graph.values[op.results[0]].shape))
+            dims = local_dims(rule, self.axes, options, math.prod(graph.values[op.results[0]].shape))
         if op.index in crossing.bodies:
             return np.full(len(options), self._body_seconds(crossing.bodies[op.index]))
         made_s = roofline_seconds(flops, local_bytes, dtype, self.profile, matmul=rule.matmul, dims=dims)
@@ -358,36 +359,6 @@ class CostModel:
     def copy_seconds(self, local_bytes: np.ndarray) -> np.ndarray:
         """Seconds of a kernel that reads and writes that much in all, of its shape; nothing where there is nothing."""
         return np.where(local_bytes > 0, np.maximum(self.memory_seconds(local_bytes), self.profile.op_overhead_s), 0.0)
-
-    def _dims(
-        self, rule: Rule, options: Strategies, elements: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Local (m, n, k) of a contraction: products of the factors only in lhs, only in rhs, and reduced.
-
-        A convolution is the product that it is lowered to: result dimensions without a factor (`elements` is the
-        size of the whole result) are rows, and each element is the sum of flops / 2 / elements products.
-        """
-        sizes = np.repeat(np.array(rule.sizes, np.float64)[None, :], len(options), axis=0)
-        for axis, (_, extent) in enumerate(self.axes):
-            chosen = options.factors[:, axis]
-            rows = np.nonzero(chosen >= 0)[0]
-            sizes[rows, chosen[rows]] /= extent
-        lhs = {f for d in rule.operands[0] for f in d}
-        rhs = {f for d in rule.operands[1] for f in d}
-        out = {f for r in rule.results for d in r for f in d}
-
-        def product(factors: set[int]) -> np.ndarray:
-            return sizes[:, sorted(factors)].prod(axis=1) if factors else np.ones(len(options))
-
-        named = math.prod(rule.sizes[f] for f in out)
-        terms = math.prod(rule.sizes[f] for f in rule.reduction)
-        outer = elements / max(named, 1)  # result dimensions without a factor
-        inner = rule.flops / 2 / max(elements, 1) / terms
-        return (
-            product((lhs & out) - rhs) * outer,
-            product((rhs & out) - lhs),
-            product(set(rule.reduction)) * inner,
-        )
 
 
 _TILE = 8 * 128

@@ -12,8 +12,8 @@ from ..sharding import UNREDUCED, MeshAxes
 from .apart import apart_scratch
 from .bodies import Body
 from .copied_back import back_and_forth
+from .crossing import Traffic
 from .few_images import moved_pixels
-from .fusion import Traffic
 from .held_back import held_back, put_off
 from .invariants import Invariant
 from .memory import MemoryProfile, simulate_memory

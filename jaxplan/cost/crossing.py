@@ -1,0 +1,88 @@
+"""What of a step crosses memory, as `fusion.traffic` finds it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..ir import Graph, Lives, Op, lives_of
+from .bodies import Body
+from .few_images import Spread
+from .fills import Fill
+from .images import Lanes
+from .invariants import Invariant
+from .on_chip import Resident
+from .residency import SecondStack
+from .row_sums import RowSum
+from .selections import WideCopy
+from .squares import Squares
+from .tables import RowUpdate
+from .tiles import Tiling
+from .turned import Update
+from .vector_kernels import VectorKernel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """Memory traffic of the unpartitioned step, one run of each operation.
+
+    Attributes:
+      stored: for every value whether it exists in memory between the kernels that make it and read it.
+      inside: for every value whether it exists in the kernel of a contraction alone, not to be computed elsewhere.
+      reads: for every operation, for each operand the bytes that it reads because of it.
+      writes: for every operation, for each result the bytes that it writes.
+      second_stacks: loops' stacks that are in memory twice.
+      fills: buffers that one kernel fills, see there; invariants: GPU: see `loop_invariants`.
+      over: for values those whose buffers they may take, see `overwritable`.
+      images: TPU: values in the layout of convolutions, see `image_lanes`.
+      rows: TPU: see `sliced`, `written`, `tiled_in_rows`; copied_images: see `copied_reads`; tables: see `row_updates`;
+        spread: see `spread_reads`; squares: TPU: see `shared_squares`; apart: GPU: see `made_apart` and `reordered`;
+        reordered: GPU: the latter's value by (product, place); wide: TPU: see `wide_copies`; updates, row_sums: GPU.
+      kernels: TPU: for every operation the kernel of the vector unit that it is part of; else None throughout.
+      starts: GPU: see `kernel_starts`; producers: for every value the operation that makes it, or -1.
+      times: when each operation runs, as the index of one.  TPU: what is fused runs as soon as its last operand is
+        there, however late it is written (a weight's gradient with the optimizer); GPU: products in loops run late.
+      bodies: by operation, what runs inside the `shard_map`s that the user wrote; resident: TPU: see `residents`.
+    """
+
+    stored: tuple[bool, ...]
+    inside: tuple[bool, ...]
+    reads: tuple[tuple[float, ...], ...]
+    writes: tuple[tuple[float, ...], ...]
+    second_stacks: tuple[SecondStack, ...]
+    fills: tuple[Fill, ...]
+    invariants: tuple[Invariant, ...]
+    over: Mapping[int, tuple[int, ...]]
+    images: Mapping[int, Lanes]
+    rows: Mapping[int, Tiling]
+    copied_images: tuple[tuple[int, int], ...]
+    tables: tuple[RowUpdate, ...]
+    spread: tuple[Spread, ...]
+    squares: tuple[Squares, ...]
+    wide: tuple[WideCopy, ...]
+    row_sums: tuple[RowSum, ...]
+    apart: Mapping[int, tuple[tuple[int, int], ...]]
+    updates: tuple[Update, ...]
+    reordered: Mapping[tuple[int, int], int]
+    kernels: tuple[VectorKernel | None, ...]
+    starts: tuple[float, ...]
+    producers: tuple[int, ...]
+    times: tuple[int, ...]
+    bodies: Mapping[int, Body] = field(default_factory=dict, repr=False)
+    resident: Mapping[tuple[int, int], Resident] = field(default_factory=dict, repr=False)
+    graph: Graph = field(repr=False, compare=False)
+
+    @functools.cached_property
+    def lives(self) -> Lives:
+        """See `lives_of`."""
+        return lives_of(self.graph, self.stored, self.times)
+
+    def kept(self, op: Op) -> tuple[Resident | None, ...]:
+        """What of an operation's operands and results may stay on the chip; () where nothing of the program may."""
+        places = range(len(op.operands) + len(op.results)) if self.resident else ()
+        return tuple([self.resident.get((op.index, place)) for place in places])
+
+    def tiling(self, value: int) -> Tiling:
+        """Which dimensions of a value lie in tiles, see `device_bytes`."""
+        return self.rows[value] if value in self.rows else self.images.get(value, "any")
