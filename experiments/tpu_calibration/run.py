@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import topologies
 from vector_kernels import VECTOR_KERNELS
+from windows import windows
 
 from jaxplan.cost import roofline_seconds
 from jaxplan.hardware import load_profile
@@ -211,6 +212,8 @@ def measure(target: Target) -> dict[str, Any]:
     chain_flops, chain_bytes = 128.0 * side * side, 8.0 * side * side
     row("f32 chain of 64 multiply-adds", chain_cycles, chain_flops, chain_bytes, "float32", matmul=False)
     floor_s = compiler.cycles(lambda x, y: x + y, *[((8, 128), jnp.float32)] * 2) / clock_hz
+    window_rows = list(windows(compiler.sharding, clock_hz))
+    window_rate = statistics.median(entry["bytes_per_s"] for entry in window_rows)
     return {
         "device_kind": compiler.device_kind,
         "topology": target.topology,
@@ -222,9 +225,12 @@ def measure(target: Target) -> dict[str, Any]:
         "tile_s": float(f"{tile_s:.3g}"),
         "on_chip_bytes": compiler.on_chip_bytes(),
         "matmul_rows": compiler.matmul_rows(),
+        "window_bytes": statistics.median_low(entry["window_bytes"] for entry in window_rows),
+        "window_efficiency": round(window_rate / profile.hbm_bytes_per_s, 3),
         "available_hbm_gib": compiler.available_hbm_gib(),
         "rows": rows,
         "tile_rows": tile_rows,
+        "window_rows": window_rows,
     }
 
 
@@ -237,7 +243,7 @@ def main() -> None:
     out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     for name, figures in results["targets"].items():
         print(name, {key: value for key, value in figures.items() if not key.endswith("rows")})
-        for entry in (*figures["rows"], *figures["tile_rows"]):
+        for entry in (*figures["rows"], *figures["tile_rows"], *figures["window_rows"]):
             print("   ", entry)
 
 

@@ -13,6 +13,7 @@ from .fills import Fill
 from .images import Lanes
 from .invariants import Invariant
 from .on_chip import Resident
+from .product_windows import Windowed
 from .residency import SecondStack
 from .row_sums import RowSum
 from .selections import WideCopy
@@ -38,7 +39,8 @@ class Traffic:
       images: TPU: values in the layout of convolutions, see `image_lanes`.
       rows: TPU: see `sliced`, `written`, `tiled_in_rows`; copied_images: see `copied_reads`; tables: see `row_updates`;
         spread: see `spread_reads`; squares: TPU: see `shared_squares`; apart: GPU: see `made_apart` and `reordered`;
-        reordered: GPU: the latter's value by (product, place); wide: TPU: see `wide_copies`; updates, row_sums: GPU.
+        reordered: GPU: the latter's value by (product, place); wide: TPU: see `wide_copies`; updates, row_sums: GPU;
+        windows: TPU.
       kernels: TPU: for every operation the kernel of the vector unit that it is part of; else None throughout.
       starts: GPU: see `kernel_starts`; producers: for every value the operation that makes it, or -1.
       times: when each operation runs, as the index of one.  TPU: what is fused runs as soon as its last operand is
@@ -64,6 +66,7 @@ class Traffic:
     row_sums: tuple[RowSum, ...]
     apart: Mapping[int, tuple[tuple[int, int], ...]]
     updates: tuple[Update, ...]
+    windows: Mapping[int, Windowed]
     reordered: Mapping[tuple[int, int], int]
     kernels: tuple[VectorKernel | None, ...]
     starts: tuple[float, ...]

@@ -29,6 +29,7 @@ from .kinds import COMPUTED_AGAIN, LOOP_EDGES, kind_of, source_values
 from .masks import is_dear, is_mask, moved_on_tpu, read_by_expansions, read_whole
 from .on_chip import residents
 from .outermost import outside_tiles
+from .product_windows import windowed
 from .residency import (
     Flow,
     late_products,
@@ -275,6 +276,7 @@ class _Kernels:
             row_sums=row_sums(flow, self.stored) if gpu else (),
             apart=apart,
             updates=updates_of(flow) if gpu else (),
+            windows=windowed(flow, reads, updates_of(flow), self.op_level) if tpu else {},
             reordered={product: value for value, products in turned.items() for product in products},
             kernels=vector or (None,) * len(reads),
             starts=kernel_starts(flow, writes, self._at_hand, self.op_level) if gpu else (),

@@ -26,6 +26,7 @@ from .crossing import Traffic
 from .kinds import LOOP_EDGES, fused
 from .local_dims import local_dims
 from .on_chip import Resident
+from .product_windows import window_seconds
 from .split_k import local_product, part_bytes
 from .tables import table_bytes
 from .tiles import gathered_bytes, tiles_of_rows
@@ -249,6 +250,9 @@ class CostModel:
         if op.index in crossing.bodies:
             return np.full(len(options), self._body_seconds(crossing.bodies[op.index]))
         made_s = roofline_seconds(flops, local_bytes, dtype, self.profile, matmul=rule.matmul, dims=dims)
+        if op.index in crossing.windows and dims is not None:
+            alone = ~((options.results[0] == UNREDUCED) & (np.array([size for _, size in self.axes]) > 1)).any(axis=1)
+            made_s = np.maximum(made_s, window_seconds(crossing.windows[op.index], dims, alone, self.profile))
         if self.profile.tile_s is not None and op.primitive == "dot_general" and vector_product(rule):
             # the vector unit's, with dimensions that both operands have too, of which a tile is the least
             made_s = np.maximum(made_s, self._tiles(op, options, graph) * self.profile.tile_s)

@@ -40,6 +40,8 @@ _KIND_NUMBERS: dict[str, dict[str, tuple[type, float, float]]] = {
         "tile_s": (float, 0.0, 1.0),
         "on_chip_bytes": (int, -1, _INF),
         "matmul_rows": (int, 0, _INF),
+        "window_bytes": (int, 0, _INF),
+        "window_efficiency": (float, 0.0, 1.0),
         "sparse_core_copies": (int, -1, 1),
     },
     "gpu": {"core_count": (int, 0, _INF), "compute_capability": (float, 0.0, _INF)},

@@ -110,6 +110,8 @@ class Profile:
       clock_hz: turns the cycles that XLA's TPU compiler estimates into seconds; TPU only.
       tile_s: the least that an elementwise kernel takes for a tile of up to 8 x 128 elements; TPU only.
       on_chip_bytes: what a loop keeps in vector memory from one iteration to the next; TPU only.
+      window_bytes, window_efficiency: what windows of a large product's result and sum fill of vector memory, and the
+        share of memory's rate at which windows are read and written; TPU only.
       sparse_core_copies: 1 where SparseCores bring lists of rows into another layout while the rest computes, else 0;
         TPU only.
       core_count, compute_capability: streaming multiprocessors, and NVIDIA's number of the generation; GPU only.
@@ -136,6 +138,8 @@ class Profile:
     tile_s: float | None = None
     on_chip_bytes: int | None = None
     matmul_rows: int | None = None
+    window_bytes: int | None = None
+    window_efficiency: float | None = None
     sparse_core_copies: int | None = None
     core_count: int | None = None
     compute_capability: float | None = None

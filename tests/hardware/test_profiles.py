@@ -186,7 +186,7 @@ def test_tpu_profiles_say_what_the_calibration_measured() -> None:
         profile = load_profile(name)
         for key in (
             "matmul_efficiency", "hbm_efficiency", "vector_flops_per_s", "op_overhead_s", "tile_s", "on_chip_bytes",
-            "matmul_rows",
+            "matmul_rows", "window_bytes", "window_efficiency",
         ):  # fmt: skip
             assert getattr(profile, key) == pytest.approx(measured[key]), (name, key)
         assert profile.usable_bytes / 2**30 == pytest.approx(measured["available_hbm_gib"], abs=0.005)
