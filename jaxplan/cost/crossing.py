@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ..ir import Graph, Lives, Op, lives_of
 from .bodies import Body
+from .conversions import Conversion
 from .few_images import Spread
 from .fills import Fill
 from .images import Lanes
@@ -40,7 +41,7 @@ class Traffic:
       rows: TPU: see `sliced`, `written`, `tiled_in_rows`; copied_images: see `copied_reads`; tables: see `row_updates`;
         spread: see `spread_reads`; squares: TPU: see `shared_squares`; apart: GPU: see `made_apart` and `reordered`;
         reordered: GPU: the latter's value by (product, place); wide: TPU: see `wide_copies`; updates, row_sums: GPU;
-        windows: TPU.
+        windows, conversions: TPU.
       kernels: TPU: for every operation the kernel of the vector unit that it is part of; else None throughout.
       starts: GPU: see `kernel_starts`; producers: for every value the operation that makes it, or -1.
       times: when each operation runs, as the index of one.  TPU: what is fused runs as soon as its last operand is
@@ -67,6 +68,7 @@ class Traffic:
     apart: Mapping[int, tuple[tuple[int, int], ...]]
     updates: tuple[Update, ...]
     windows: Mapping[int, Windowed]
+    conversions: Mapping[tuple[int, int], Conversion]
     reordered: Mapping[tuple[int, int], int]
     kernels: tuple[VectorKernel | None, ...]
     starts: tuple[float, ...]

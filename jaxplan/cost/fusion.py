@@ -18,6 +18,7 @@ from ..ir import VIEWS, Graph, Op
 from ..sharding import Rule
 from .apart import made_apart, reordered
 from .bodies import bodies
+from .conversions import conversions
 from .crossing import Traffic
 from .few_images import spread_reads
 from .fills import fills
@@ -277,6 +278,7 @@ class _Kernels:
             apart=apart,
             updates=updates_of(flow) if gpu else (),
             windows=windowed(flow, reads, updates_of(flow), self.op_level) if tpu else {},
+            conversions=conversions(flow, self.stored) if tpu else {},
             reordered={product: value for value, products in turned.items() for product in products},
             kernels=vector or (None,) * len(reads),
             starts=kernel_starts(flow, writes, self._at_hand, self.op_level) if gpu else (),

@@ -81,9 +81,12 @@ class CostModel:
         All_reduces that start together are put into one buffer by one kernel, and taken out of it by one each; one that
         starts alone needs none.  For the others pieces are brought into the order that they are sent in or wanted in,
         see `_PACKING_KERNELS`: kernels that read and write all that is exchanged.  What is gathered is large where
-        whoever makes it writes it in that order; the kernels beside it are as short as kernels get.
+        whoever makes it writes it in that order; the kernels beside it are as short as kernels get.  XLA for TPU brings
+        pieces that are exchanged into order in one copy, before or after.
         """
         size = np.asarray(size_bytes, np.float64)
+        if self.profile.kind == "tpu" and kind == "all_to_all" and self.size_of(names) > 1:
+            return self.copy_seconds(2 * size)
         if self.profile.kind != "gpu" or self.size_of(names) == 1:
             return np.zeros(size.shape)
         start_s = self.profile.op_overhead_s
@@ -199,9 +202,17 @@ class CostModel:
         return np.where(both_ways > 0, 2 * self.copy_seconds(2 * both_ways), seconds)
 
     def turned_seconds(self, turning: Turning, tail: np.ndarray, head: np.ndarray) -> np.ndarray:
-        """`float64[a, b]`: what it costs to copy new values into place that a move had made in another order."""
+        """`float64[a, b]`: what it costs to copy new values into place that a move had made in another order, and to
+        convert what is moved."""
         every = turned_bytes(turning, tail, head, self.axes)
-        return np.asarray(sum(self.copy_seconds(2 * one) for one in every))
+        seconds = np.zeros((len(tail), len(head))) + sum(self.copy_seconds(2 * one) for one in every)
+        if turning.converted is None:
+            return np.asarray(seconds)
+        parts = pieces(tail, self.axes)
+        kernel_s = self.copy_seconds(turning.converted.bytes / parts)
+        kernel_s = np.maximum(kernel_s, turning.converted.elements / parts / _TILE * (self.profile.tile_s or 0.0))
+        moved = ((tail[:, None, :] != head[None, :, :]) & (np.array([n for _, n in self.axes]) > 1)).any(axis=2)
+        return np.asarray(seconds + moved * kernel_s[:, None])
 
     def op_seconds(
         self, op: Op, rule: Rule, options: Strategies, graph: Graph, crossing: Traffic

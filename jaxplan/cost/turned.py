@@ -16,6 +16,7 @@ import numpy as np
 
 from ..ir import Graph, settled_values
 from ..sharding import NONE, UNREDUCED, MeshAxes, pieces
+from .conversions import Conversion
 from .residency import Flow
 from .tiles import device_bytes, local_sizes
 
@@ -75,10 +76,12 @@ class Turning(NamedTuple):
     Attributes:
       updates: what is made together of what is moved.
       late: they have the layout that it is moved to, else that in which it was made.
+      converted: TPU: what is in memory because it is moved, see `conversions`.
     """
 
     updates: tuple[Made, ...]
     late: bool
+    converted: Conversion | None = None
 
 
 def turned_bytes(turning: Turning, tail: np.ndarray, head: np.ndarray, axes: MeshAxes) -> Iterator[np.ndarray]:
@@ -111,11 +114,14 @@ def _out_of_order(local: np.ndarray, lies: np.ndarray) -> np.ndarray:
     return np.array([bool((np.diff([d for d in lies if sizes[d] > 1]) < 0).any()) for sizes in local])
 
 
-def turnings(graph: Graph, updates: Sequence[Update]) -> tuple[dict[tuple[int, int], Turning], dict[int, Turning]]:
+def turnings(
+    graph: Graph, updates: Sequence[Update], conversions: Mapping[tuple[int, int], Conversion] | None = None
+) -> tuple[dict[tuple[int, int], Turning], dict[int, Turning]]:
     """What the move of an operand, by (operation, place), turns, and that of a next value to where its argument lies.
 
     The latter is written in the order in which it is gathered, and with it what its kernel makes beside it.
     """
+    converted = {use: Turning((), late=True, converted=found) for use, found in (conversions or {}).items()}
     parts = [{u.value} | {graph.ops[op].operands[place] for op, place, _ in u.reads} for u in updates]
     values = [graph.values[u.value] for u in updates]
     reads: dict[tuple[int, int], list[Made]] = {}
@@ -130,13 +136,15 @@ def turnings(graph: Graph, updates: Sequence[Update]) -> tuple[dict[tuple[int, i
         ]
         if beside:
             ends[update.value] = Turning(tuple(beside), late=False)
-    return {key: Turning(tuple(made), late=True) for key, made in reads.items()}, ends
+    return converted | {key: Turning(tuple(made), late=True) for key, made in reads.items()}, ends
 
 
 def together(turned: Iterable[Turning | None]) -> Turning | None:
     """What one move turns for several reads."""
-    found = dict.fromkeys(update for one in turned if one is not None for update in one.updates)
-    return Turning(tuple(found), late=True) if found else None
+    there = [one for one in turned if one is not None]
+    found = dict.fromkeys(update for one in there for update in one.updates)
+    converted = next((one.converted for one in there if one.converted is not None), None)
+    return Turning(tuple(found), late=True, converted=converted) if there else None
 
 
 def turned_updates(

@@ -143,7 +143,7 @@ def _behind_its_loop(item: Collective, trips: float) -> Collective:
 
 def _copying(graph: Graph, model: CostModel, crossing: Traffic, where: Realised) -> Iterator[tuple[int, float]]:
     """(operation, seconds) of the copies of arguments' next values; see `settling_seconds` and `turned_seconds`."""
-    producers, (reads, ends) = graph.producers(), turnings(graph, crossing.updates)
+    producers, (reads, ends) = graph.producers(), turnings(graph, crossing.updates, crossing.conversions)
     moves: dict[tuple[int, bytes], list[tuple[int, int]]] = {}
     for use in reads:
         moves.setdefault((graph.ops[use[0]].operands[use[1]], where.reads[use].tobytes()), []).append(use)

@@ -69,7 +69,7 @@ class _Builder:
         self.edges: list[Edge] = []
         self.passages: list[Passage] = []
         self.settling: list[Settling] = []
-        self.turnings, self.turned_ends = turnings(graph, crossing.updates)
+        self.turnings, self.turned_ends = turnings(graph, crossing.updates, crossing.conversions)
         self.values: dict[int, Port] = {}
         self.finished: dict[int, Port] = {}
         self.finishes: dict[int, Collection[int]] = {}  # the operations that read what is finished
