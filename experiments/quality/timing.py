@@ -1,6 +1,6 @@
 """Some twenty plans a model, from good to bad: is their order as predicted, and by how much is each off?
 
-    python experiments/quality/timing.py [--case NAME ...] [--target NAME ...] [--count 20] [--again]
+    python experiments/quality/timing.py [--case NAME ...] [--target NAME ...] [--count 20] [--seed 0] [--again]
 
 Small steps, each plan compiled to the end and priced by `jaxplan/lowering/yardstick.py`; with asynchronous collectives
 laid out along the compiler's own schedule too, which is what the simulator's timeline is held against.  Rows go into
@@ -67,6 +67,7 @@ def main() -> None:
     parser.add_argument("--case", action="append", choices=[*SMALL])
     parser.add_argument("--target", action="append", choices=[*TARGETS])
     parser.add_argument("--count", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0, help="of the random pins: another one makes other plans")
     parser.add_argument("--again", action="store_true", help="also what is there already")
     parser.add_argument("--results", type=Path, default=RESULTS)
     given = parser.parse_args()
@@ -79,7 +80,7 @@ def main() -> None:
             case = SMALL[name]
             mesh = jaxplan.target(target).mesh(**dict(TARGETS[target][MESH]))
             pipeline = pipeline_of(case.step(), case.shapes(), target_of(mesh))
-            for label, candidate in diverse_plans(pipeline, given.count, seed=0):
+            for label, candidate in diverse_plans(pipeline, given.count, given.seed):
                 if (name, target, label) in there and not given.again:
                     continue
                 row: dict[str, Any] = {"case": name, "target": target, "plan": label}
