@@ -121,7 +121,7 @@ def test_the_ilp_finds_the_optimum_of_all_assignments(
 
 
 def walked_s(graph: Graph, space: Space, model: CostModel, chosen: tuple[int, ...]) -> float:
-    """Seconds of a step: each operation's arithmetic, and one by one the collectives between its neighbours.
+    """Seconds of a step: each operation's arithmetic, and one by one what is sent between neighbours.
 
     For programs in which nothing is read twice.
     """
@@ -143,6 +143,7 @@ def walked_s(graph: Graph, space: Space, model: CostModel, chosen: tuple[int, ..
         share = shares[tensor.index] if tensor.shape else 1.0
         total += times * sum(
             model.collective_over(step.kind, step.bytes * tensor.as_sent(step.kind), step.axes, start_share=share)
+            + float(model.packing_seconds(step.kind, step.bytes * tensor.as_sent(step.kind), step.axes))
             for step in steps
             if step.kind != "all_slice"
         )
