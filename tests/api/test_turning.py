@@ -40,13 +40,13 @@ def perturbed(space: Space, seed: int, shift: float) -> tuple[int, ...]:
     return solve(replace(problem, nodes=nodes, edges=edges), seed=seed).assignment
 
 
-@pytest.mark.parametrize("sizes", [(4, 4), (8, 8)])
+@pytest.mark.parametrize("sizes", [(4, 2, 2), (8, 8)])
 def test_the_search_that_knows_all_orders_proves_what_turns(
     sizes: tuple[int, ...], planner_for: Callable[..., Pipeline]
 ) -> None:
     train_step, shapes = messages()
     step = jaxplan.auto_shard(
-        train_step, AbstractMesh(sizes, ("data", "model")), donate_argnums=0, hardware="tpu-v5p",
+        train_step, AbstractMesh(sizes, ("data", "model", "more")[: len(sizes)]), donate_argnums=0, hardware="tpu-v5p",
         options={"compare_templates": False},
     )  # fmt: skip
     cost = step.plan(*shapes).cost
