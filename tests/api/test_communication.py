@@ -81,9 +81,9 @@ _SLOW = [
     ("gpt", "8", None), ("t5", "8", None), ("t5", "2x2x2", None), ("llama", "2x2x2", None), ("unet", "8", None),
     ("dlrm", "2x2x2", None), ("gpt", "2x2x2", None), ("gpt", "4x2", "fsdp"), ("moe", "4x2", None),
     ("moe", "4x2", "fsdp"), ("t5", "4x2", None), ("gnn", "2x2x2", None),
-    ("alexnet", "2x2x2", None),
+    ("alexnet", "2x2x2", None), ("alexnet", "4x2", None), ("gnn", "4x2", None), ("gnn", "2x4", None),
 ]  # fmt: skip
-_NEARLY = [("alexnet", "4x2", None), ("gnn", "4x2", None), ("gnn", "2x4", None), ("unet", "4x2", None)]
+_NEARLY = [("unet", "4x2", None)]
 _ONE_PERCENT = pytest.mark.xfail(strict=True, reason="tiny tensors go another way: 0.2 to 2.6 % of what is sent")
 _IN_TWO_STEPS = pytest.mark.xfail(strict=True, reason="a gather over two axes is done one after the other")
 

@@ -185,7 +185,7 @@ def test_residuals_that_a_policy_offloads_take_no_memory_of_the_devices(mesh_4x2
 
 @pytest.mark.slow
 def test_the_tpu_compiler_keeps_them_there_too(tpu_topology: Callable[[str], Any]) -> None:
-    """A program is predicted as well with its state in the hosts' memory as without."""
+    """What is promised is what is compiled, with the state in the hosts' memory as without."""
     mesh = Mesh(np.array(tpu_topology("v5e:2x4").devices).reshape(4, 2), ("data", "model"))
     weights, x = jax.ShapeDtypeStruct((8, 2048, 8192), jnp.float32), jax.ShapeDtypeStruct((16384, 2048), jnp.float32)
     state, ratios = {"weights": weights, "momentum": weights}, []
@@ -202,7 +202,7 @@ def test_the_tpu_compiler_keeps_them_there_too(tpu_topology: Callable[[str], Any
         stats, (momentum, _, _) = compiled.memory_analysis(), plan.inputs
         kept = momentum.local_bytes if there is SPACE.Host else 0
         assert stats.host_argument_size_in_bytes == stats.host_alias_size_in_bytes == kept
-    assert ratios[1] == pytest.approx(ratios[0], rel=0.03)
+    assert ratios == pytest.approx([1, 1], abs=0.05)
 
 
 @pytest.mark.slow
