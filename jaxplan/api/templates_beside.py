@@ -44,8 +44,13 @@ class TemplatesBeside:
         self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="jaxplan-templates")
 
     def __enter__(self) -> TemplatesBeside:
-        held = layers(self._pipeline, self._space) if self._pins and self._beside.there else None
-        self._future: Future[dict[str, Found]] = self._threads.submit(self._priced, held)
+        held, questions = None, {}
+        if self._pins and self._beside.there:
+            held = layers(self._pipeline, self._space)
+        if held is not None:
+            # All at once, now: between two answers the thread would wait for Python's lock to put the next one.
+            questions = {name: question(self._pipeline, self._space, pins) for name, pins in self._pins.items()}
+        self._future: Future[dict[str, Found]] = self._threads.submit(self._priced, held, questions)
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -63,8 +68,10 @@ class TemplatesBeside:
         self._wanted.set()
         return self._future.result()
 
-    def _priced(self, held: Tied | StrategyProblem | None) -> dict[str, Found]:
-        known = {} if held is None else self._asked(held)
+    def _priced(
+        self, held: Tied | StrategyProblem | None, questions: Mapping[str, tuple[Any, ...]]
+    ) -> dict[str, Found]:
+        known = {} if held is None else self._asked(held, questions)
         self._searched.wait()
         # what is done with the answers can wait until all do: for the partitioner
         while known and self._beside.free() and not self._wanted.wait(WAIT_S):
@@ -80,7 +87,9 @@ class TemplatesBeside:
         _ = self._pipeline.traced.fingerprint
         return found
 
-    def _asked(self, held: Tied | StrategyProblem) -> dict[str, Alike]:
+    def _asked(
+        self, held: Tied | StrategyProblem, questions: Mapping[str, tuple[Any, ...]]
+    ) -> dict[str, Alike]:
         """What the process found of templates, by name, as long as it was free."""
         while not self._beside.free():
             if self._searched.wait(WAIT_S):
@@ -88,10 +97,10 @@ class TemplatesBeside:
         known: dict[str, Alike] = {}
         if self._beside.ask("hold", held, of=TIED_SEARCHER) is not True:
             return known
-        for name, pins in self._pins.items():
+        for name, asked in questions.items():
             if self._ended.is_set() or not self._beside.free():
                 break
-            answer = self._beside.ask("search", *question(self._pipeline, self._space, pins), of=TIED_SEARCHER)
+            answer = self._beside.ask("search", *asked, of=TIED_SEARCHER)
             if answer is not None:
                 known[name] = answer
         return known
