@@ -51,8 +51,8 @@ def until_ready(beside: Beside) -> Beside:
     return beside
 
 
-def noted(templates: TemplatesBeside, layers: Any) -> dict[str, Alike]:
-    answers.append(asked(templates, layers))
+def noted(templates: TemplatesBeside, layers: Any, questions: Any) -> dict[str, Alike]:
+    answers.append(asked(templates, layers, questions))
     return answers[-1]
 
 
