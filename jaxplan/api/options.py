@@ -29,8 +29,9 @@ class Options:
       search: "ilp" (default), exact; or a template by name: "data", "zero1", "fsdp", "megatron", "tensor_fsdp"; or a
         rival of the exact search, which begins from the best template and proves little or nothing: "ft", "optcnn",
         "dp", "mcmc", "lambda", "random", "templates", and those that `jaxplan.search.SEARCHES` has besides.
-      time_limit_s: of one solve, a large one of which goes on for ten seconds within 1 % of what is proved; None waits
-        for the proof.  A limit that strikes makes the result depend on the machine's speed, and the plan says so.
+      time_limit_s: of one solve; a large one ends within 0.1 % of what is proved, and ten seconds after it came within
+        1 %.  None waits for the proof.  A limit that strikes makes the result depend on the machine's speed, and the
+        plan says so.
       relative_gap: the search stops when the proved bound is this close.
       while_trips: iterations assumed for a `while` whose trip count is unknown before it runs.
       overlap: share of every collective that is hidden behind computation, 0 to 1.  0 is the careful default.

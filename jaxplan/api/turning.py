@@ -81,6 +81,8 @@ def ordered(pipeline: Pipeline, found: Found) -> Found:
             break
         known |= turns
         pipeline.say("searching on with what just these layouts turn")
+        # Its bound is not used, and what it may miss so is not worth another search.
+        again = again if len(space.problem.nodes) <= FEW_NODES else again.ending(SHARE / 2)
         other = again.within(charged(space, known), found.result.assignment)
         if not isinstance(other, Found):
             break

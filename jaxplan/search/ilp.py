@@ -50,13 +50,14 @@ def solve(
     enough_s: float = math.inf,
     enough_gap: float = math.inf,
     proof_s: float = math.inf,
+    large_gap: float = 0.0,
 ) -> SearchResult:
     """The cheapest feasible assignment, within `relative_gap` of the bound; see `jaxplan.search.base.Search`.
 
     INFEASIBLE comes without an assignment; `least_peak` says how many bytes are needed.  `matrices`: see `reduce`.
     OPTIMAL is what is found first, if anything, once it is known that nothing costs less than `enough_s`; with an
-    `enough_gap`, see `base.Incumbent`.  `proof_s` limits what is spent on the last percent of the gap, see
-    `rounds.Rounds`.
+    `enough_gap`, see `base.Incumbent`.  `proof_s` limits what is spent on the last percent of a large problem's gap, of
+    which the search ends with FEASIBLE within `large_gap`, if that is more than `relative_gap`; see `rounds.Rounds`.
     """
     best = Incumbent(problem.verify(), on_progress, enough_s, enough_gap)
     deadline = math.inf if time_limit_s is None else best.started + time_limit_s
@@ -67,10 +68,13 @@ def solve(
         if reduction.infeasible:
             return best.result(Termination.INFEASIBLE, reduction.infeasible)
         engine = Engine(deadline=deadline, seed=seed)
-        if not Rounds(reduction.problem, reduction.lift, best, engine, relative_gap, proof_s=proof_s).run():
+        rounds = Rounds(
+            reduction.problem, reduction.lift, best, engine, relative_gap, proof_s=proof_s, large_gap=large_gap
+        )
+        if not rounds.run():
             reason = f"no assignment keeps every time step within {problem.limit_bytes} bytes"
             return best.result(Termination.INFEASIBLE, reason)
-        return best.result(Termination.OPTIMAL)
+        return best.result(Termination.FEASIBLE if rounds.near else Termination.OPTIMAL)
     except OutOfTime:
         return best.result(Termination.TIME_LIMIT)
     except KeyboardInterrupt:

@@ -68,8 +68,9 @@ CLOSE_PATIENCE = 2
 #: cores of it proved in one.
 CLOSE_GAIN = 0.05
 
-#: What `Rounds.proof_s` counts from: a gap of which little comes but a better bound.
-NEAR_GAP = 0.01
+#: What `Rounds.proof_s` counts from: a gap of which little comes but a better bound.  The search at prices has this
+#: part of it.
+NEAR_GAP, CLOSE_TIME = 0.01, 0.5
 
 #: What has more columns is first tried by elimination, where branching begins: that takes some tenths of a second.
 CLIMB_COLUMNS = 3_000
@@ -102,8 +103,8 @@ class Rounds:
     """The state that the relaxations hand on to the exact rounds, for the whole reduced problem or a core of
     it.
 
-    Bounds found in a core hold for the whole up to `ceiling_s`, the cost that the core was cut at.  A large problem is
-    searched for `proof_s` seconds more once the search at prices ends within `NEAR_GAP`.
+    Bounds found in a core hold for the whole up to `ceiling_s`, the cost that the core was cut at.  A large problem's
+    search ends within `large_gap`, and `proof_s` seconds after it came within `NEAR_GAP`.
     """
 
     def __init__(
@@ -115,8 +116,12 @@ class Rounds:
         relative_gap: float,
         ceiling_s: float = math.inf,
         proof_s: float = math.inf,
+        large_gap: float = 0.0,
     ) -> None:
-        self.small, self.lift, self.proof_s = small, lift, proof_s
+        self.small, self.lift = small, lift
+        self.proof_s, self.large_gap = proof_s, max(large_gap, relative_gap)
+        #: Whether `run` ended within `large_gap` alone.
+        self.near = False
         self.best, self.engine, self.relative_gap, self.ceiling_s = best, engine, relative_gap, ceiling_s
         self.timeline = Timeline(small)
         self.rows: list[int] = []
@@ -157,12 +162,19 @@ class Rounds:
         search.run(patience=SEARCH_PATIENCE, relative_gap=max(CORES_GAP, self.relative_gap))
         if self.best.closed(CORES_GAP):
             least_gain = CLOSE_GAIN if _columns(self.small) <= EXACT_COLUMNS else LEAST_GAIN
-            search.run(patience=CLOSE_PATIENCE, least_gain=least_gain)
-        if self.best.closed(self.relative_gap):
+            gap = max(NEAR_GAP, self.large_gap)
+            search.run(patience=CLOSE_PATIENCE, relative_gap=gap, least_gain=least_gain)
+            if self.best.closed(NEAR_GAP):
+                began = time.monotonic()
+                deadline = min(deadline, began + self.proof_s)
+                # What is left of that time is for cores.
+                search.deadline = min(deadline, began + CLOSE_TIME * self.proof_s)
+                search.run(patience=CLOSE_PATIENCE, relative_gap=self.large_gap, least_gain=least_gain)
+                search.deadline = deadline
+        if self.best.closed(self.large_gap):
+            self.near = not self.best.closed(self.relative_gap)
             return True
         self._reached_s = abs(search.cost_s) or 1.0
-        if self.best.closed(NEAR_GAP):
-            search.deadline = deadline = min(deadline, time.monotonic() + self.proof_s)
         left_s = deadline - time.monotonic()
         try:
             if math.isinf(left_s):

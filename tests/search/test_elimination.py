@@ -151,7 +151,7 @@ def test_rounds_that_creep_end_where_exact_ones_can_take_over(monkeypatch: pytes
             return search.best.bound_s, 0, np.zeros(search.flat.peaks, dtype=np.int64)
 
         if patience == rounds.CLOSE_PATIENCE:
-            search.best.bound_s = 0.99 * search.best.objective_s
+            search.best.bound_s = 0.995 * search.best.objective_s
             with monkeypatch.context() as patches:
                 patches.setattr(PricedSearch, "round", creep)
                 patches.setattr(PricedSearch, "_settle_prices", lambda *settled: 0)
@@ -161,7 +161,7 @@ def test_rounds_that_creep_end_where_exact_ones_can_take_over(monkeypatch: pytes
         else:
             # it goes on after this, whatever it has closed
             run(search, patience=patience, **settings)
-            search.best.bound_s = 0.99 * search.best.objective_s
+            search.best.bound_s = 0.995 * search.best.objective_s
 
     run = PricedSearch.run
     monkeypatch.setattr(rounds, "MOST_COLUMNS", 0)

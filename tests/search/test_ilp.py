@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from dataclasses import replace
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -40,6 +41,18 @@ def test_the_last_percent_is_not_proved_for_ever(monkeypatch: pytest.MonkeyPatch
     result = solve(grid(9, 7, 0), time_limit_s=30.0, relative_gap=0.0, proof_s=0.5)
     assert result.termination is Termination.TIME_LIMIT
     assert result.found and result.wall_s < 20.0
+
+
+def test_a_large_problem_ends_within_its_gap_and_claims_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = grid(6, 4, 0)
+    optimum = solve(problem, relative_gap=0.0)
+    assert solve(problem, large_gap=0.05).gap <= 1e-4  # a small problem is proved
+    monkeypatch.setattr("jaxplan.search.rounds.MOST_COLUMNS", 0)
+    near = solve(problem, large_gap=0.05)
+    assert near.termination is Termination.FEASIBLE
+    assert 1e-4 < near.gap <= 0.05
+    assert near.bound_s <= optimum.objective_s <= near.objective_s
+    assert solve(problem, large_gap=0.05) == replace(near, wall_s=ANY, history=ANY)
 
 
 def test_ctrl_c_returns_the_best_so_far() -> None:
