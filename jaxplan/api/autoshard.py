@@ -169,17 +169,24 @@ class ShardedStep:
         return Variant(traced, plan, target, donate, bool(dynamic_kwargs), self._holding(plan, traced, target, said))
 
     def _holding(self, plan: Plan, traced: Traced, target: Target, said: Annotations) -> Held | None:
-        """What plans the step again within less; None where a plan stays, whatever it is compiled to."""
+        """What plans the step again, within less or by a template; None where a plan stays as it is."""
         if not self._options.hold or self._options.plan is not None or not target.is_profiled:
             return None
 
-        def within(limit_bytes: int) -> Plan:
+        def again(limit_bytes: int, options: Options, changed: dict[str, str]) -> Plan:
             def make() -> Plan:
-                return make_plan(traced, target, limit_bytes, self._constraints, self._options, said)
+                return make_plan(traced, target, limit_bytes, self._constraints, options, said)
 
-            return agreed_plan(traced, target, {**self._settings(said), "held to": f"{limit_bytes} bytes"}, make)
+            return agreed_plan(traced, target, self._settings(said) | changed, make)
 
-        return Held(plan, within, speaker(self._options))
+        def within(limit_bytes: int) -> Plan:
+            return again(limit_bytes, self._options, {"held to": f"{limit_bytes} bytes"})
+
+        def template(name: str) -> Plan:
+            options = dataclasses.replace(self._options, search=name)
+            return again(plan.budget_bytes, options, {"options": repr(options), "instead": name})
+
+        return Held(plan, within, speaker(self._options), template)
 
     def _positions(self, args: tuple[Any, ...]) -> set[int]:
         """Where the static arguments are."""

@@ -1,8 +1,12 @@
-"""Holding a plan to its budget: what XLA compiled of it is the truth, and a plan that takes more is made again.
+"""Holding a plan to what XLA makes of it: one that takes more than its budget as compiled is made again, and where the
+compiler fails on one the next template is taken.
 
 The planner's memory is a model.  Where a plan compiles to more than its budget, what the model lacked of it is taken
 off the budget and the step is planned within the rest: that plan can't come out again, and what is lacking of one plan
 of a step is most of what is lacking of the next.
+
+Compilers have faults that only some layouts meet: XLA for TPU fails a check of its own where it scatters some sums of
+an equivariant network (jax 0.10.2, libtpu 0.0.42.1), whose data-parallel program it compiles.
 """
 
 from __future__ import annotations
@@ -19,10 +23,17 @@ import jax
 from ..errors import InfeasibleError
 from ..lowering import compiled_memory
 from ..plans import Plan
-from ..units import format_bytes
+from ..units import format_bytes, format_seconds
+from .options import TEMPLATES
 
 MOST_PLANS = 5
 """Plans of one step that are compiled before giving up on its budget."""
+
+MOST_FAILURES = 3
+"""Templates that are compiled in the place of a plan that the compiler fails on: each may take minutes."""
+
+_FAULT = re.compile(r"(INTERNAL|UNIMPLEMENTED)\b")
+"""How errors begin that are a compiler's own, whatever the program."""
 
 _USED = re.compile(r"(?:Used |temporaries \()([\d.]+)([KMGT]?)(?: of [\d.]+[KMGT]? hbm|\) exceeds available HBM)")
 """What XLA for TPU says of a program that it has no room for: all of it, arguments included (libtpu 0.0.42)."""
@@ -58,10 +69,47 @@ class Held:
       plan: the one to run, so far.
     """
 
-    def __init__(self, plan: Plan, within: Callable[[int], Plan], say: Callable[[str], None]) -> None:
-        """`within(limit)`: the step planned again, within so many bytes a device."""
-        self.plan, self._within, self._say = plan, within, say
+    def __init__(
+        self, plan: Plan, within: Callable[[int], Plan], say: Callable[[str], None],
+        template: Callable[[str], Plan] | None = None,
+    ) -> None:  # fmt: skip
+        """`within(limit)`: the step planned again, within so many bytes a device; `template(name)`: by a template."""
+        self.plan, self._within, self._template, self._say = plan, within, template, say
         self._tried: list[tuple[int, Plan]] = []
+        self._failed: list[tuple[Plan, jax.errors.JaxRuntimeError]] = []
+        self._left = sorted(plan.templates, key=plan.templates.__getitem__) or list(TEMPLATES)
+
+    def instead(self, failure: jax.errors.JaxRuntimeError) -> bool:
+        """Whether `plan` is another one now, to be compiled, since the compiler failed on the last.
+
+        That is the fastest template that lies otherwise than whatever it failed on, which is warned of.
+
+        Raises:
+          jax.errors.JaxRuntimeError: the first failure, where the compiler failed on the templates too.
+        """
+        if self._template is None or not _FAULT.match(str(failure)):
+            return False
+        self._failed.append((self.plan, failure))
+        first, reason = self._failed[0][0], str(self._failed[0][1]).splitlines()[0]
+        while self._left and len(self._failed) <= MOST_FAILURES:
+            name = self._left.pop(0)
+            self._say(f"XLA's compiler fails on the plan ({reason}): planning by template {name}")
+            try:
+                plan = self._template(name)
+            except InfeasibleError:
+                continue
+            if any(plan.lies_as(failed) for failed, _ in self._failed):
+                continue
+            warning = (
+                f"XLA's compiler fails on the plan of {format_seconds(first.cost.step_s)} a step ({reason}): template "
+                f"`{name}`, of {format_seconds(plan.cost.step_s)}, runs instead"
+            )
+            warnings.warn(f"jaxplan: `{plan.name}`: {warning}", stacklevel=_calls_within_jaxplan())
+            self.plan = replace(plan, warnings=(*plan.warnings, warning))
+            return True
+        if len(self._failed) > 1:
+            raise self._failed[0][1]
+        return False
 
     def again(self, compiled_bytes: int) -> bool:
         """Whether `plan` is another one now, to be compiled, since the last was compiled to so many bytes.

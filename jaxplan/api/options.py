@@ -43,7 +43,7 @@ class Options:
       refine: how many of the best distinct plans (the search's and the templates') are compiled for the mesh's devices,
         of which the fastest as compiled is kept.  0 compiles none.
       hold: the first call of a signature, which compiles the step, compares what XLA made of it with the memory budget,
-        and plans again what takes more, within less.
+        and plans again what takes more, within less; where the compiler fails on a plan, a template takes its place.
       strict: a primitive without a sharding rule is an error instead of a warning.
       max_strategies: of one operation; see `search.build`. Where it strikes (four axes and more), nothing is proved.
       seed: of the search.

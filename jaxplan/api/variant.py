@@ -185,21 +185,33 @@ class Variant:
         return self._call(*cut)
 
     def _hold(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Compile for these arguments, as their call does (jax keeps it), and plan anew what overruns its budget."""
+        """Compile for these arguments, as their call does (jax keeps it); plan anew where that overruns, or fails."""
         jitted, arguments = (self.jitted_with_keywords, (*args, kwargs)) if kwargs else (self.jitted, args)
-        peak_bytes = peak_as_compiled(lambda: jitted.lower(*arguments).compile())
-        held, self._held = self._held, None
-        if held is None or peak_bytes is None:
-            return
-        while peak_bytes is not None and held.again(peak_bytes):
+
+        def compile_step() -> Any:
+            if adopted:  # by shapes: arguments are moved to where a plan wants them once it holds
+                return self.lower(args, kwargs).compile()
+            return jitted.lower(*arguments).compile()
+
+        held, adopted = self._held, False
+        assert held is not None
+        while True:
+            try:
+                peak_bytes = peak_as_compiled(compile_step)
+            except jax.errors.JaxRuntimeError as failure:
+                if not held.instead(failure):
+                    raise
+            else:
+                self._held = None
+                if peak_bytes is None or not held.again(peak_bytes):
+                    break
             self._adopt(held.plan)
-            # by shapes: arguments are moved to where a plan wants them once it holds
-            peak_bytes = peak_as_compiled(lambda: self.lower(args, kwargs).compile())
+            adopted = True
         self._adopt(held.plan)
 
     def _adopt(self, plan: Plan) -> None:
         before, self.plan = self.plan, plan
-        if (plan.inputs, plan.outputs, plan.constraints) == (before.inputs, before.outputs, before.constraints):
+        if plan.lies_as(before):
             return
         self._former = (*self._former, self.in_trees)
         for made in ("in_trees", "out_tree", "jitted", "jitted_with_keywords", "_run"):

@@ -190,6 +190,11 @@ class Plan:
     in_tree: Any = field(default=None, compare=False, repr=False)
     out_tree: Any = field(default=None, compare=False, repr=False)
 
+    def lies_as(self, other: Plan) -> bool:
+        """Whether both make one program: arguments, results and what is pinned inside lie alike."""
+        ours, theirs = ((plan.inputs, plan.outputs, plan.constraints) for plan in (self, other))
+        return ours == theirs
+
     @property
     def specs(self) -> dict[str, PartitionSpec]:
         """PartitionSpec of every argument leaf, by tree path."""

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import jaxplan
-from jaxplan.api.held import refused_bytes
+from jaxplan.api.held import MOST_FAILURES, refused_bytes
 from jaxplan.lowering import compiled_memory
 
 OPTIMIZER = optax.adam(1e-3)
@@ -122,6 +122,59 @@ def test_where_nothing_keeps_to_the_budget_the_least_runs_and_is_warned_of(
     compiles = len(asked)
     held(*held.init(init), SCALE, X)
     assert len(asked) == compiles  # held once
+
+
+FAULT = "INTERNAL: RET_CHECK failure (all_reduce_scatter_creator.cc:1) of a compiler that likes other layouts\nmore"
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, said: str, times: int) -> list[int]:
+    """A compiler that fails so often, then does what it is asked; how often it was asked."""
+    asked: list[int] = []
+
+    def compile_or_fail(compile_step: Any) -> int:
+        asked.append(len(asked))
+        if len(asked) <= times:
+            raise jax.errors.JaxRuntimeError(said)
+        return compiled_memory(compile_step()).peak_bytes
+
+    monkeypatch.setattr("jaxplan.api.variant.peak_as_compiled", compile_or_fail)
+    return asked
+
+
+def test_where_the_compiler_fails_on_a_plan_a_template_runs(mesh_4x2: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = failing(monkeypatch, FAULT, 1)
+    planned = sharded(mesh_4x2)
+    before = planned.plan(*SHAPES)
+    params, moments = planned.init(init)
+    with pytest.warns(UserWarning, match=r"compiler fails on the plan of .* \(INTERNAL: .* layouts\): "):
+        params, moments, loss = planned(params, moments, SCALE, X)
+    after = planned.plan(*SHAPES)
+    assert len(asked) == 2 and not after.lies_as(before)
+    assert after.search in before.templates and any("runs instead" in warning for warning in after.warnings)
+    expected = step(*init(), SCALE, X)
+    np.testing.assert_allclose(loss, expected[2], rtol=1e-5)
+    for ours, theirs in zip(jax.tree.leaves(params), jax.tree.leaves(expected[0]), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    planned(params, moments, SCALE, X)
+    assert len(asked) == 2
+
+
+def test_a_compiler_that_fails_on_everything_is_quoted(mesh_4x2: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = failing(monkeypatch, FAULT, 100)
+    planned = sharded(mesh_4x2)
+    planned.plan(*SHAPES)
+    with pytest.warns(UserWarning, match="runs instead"), pytest.raises(jax.errors.JaxRuntimeError, match="RET_CHECK"):
+        planned(*planned.init(init), SCALE, X)
+    assert 1 < len(asked) <= 1 + MOST_FAILURES
+
+
+def test_what_is_no_fault_of_the_compiler_is_raised_at_once(mesh_4x2: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = failing(monkeypatch, "INVALID_ARGUMENT: the step's own mistake", 100)
+    planned = sharded(mesh_4x2)
+    planned.plan(*SHAPES)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="own mistake"):
+        planned(*planned.init(init), SCALE, X)
+    assert len(asked) == 1
 
 
 def test_refined_plans_keep_to_the_budget_as_compiled(mesh_4x2: Any) -> None:
