@@ -76,7 +76,7 @@ NEAR_GAP, CLOSE_TIME = 0.01, 0.5
 CLIMB_COLUMNS = 3_000
 
 #: With less time left than this it is not: its kernels may have to be compiled first.
-CLIMB_LEAST_S = 10.0
+CLIMB_LEAST_S = 5.0
 
 #: After so many cores the whole is solved: where nothing is feasible, no core ever tells.
 MOST_CORES = 8
