@@ -6,6 +6,7 @@ from .api import auto_shard as auto_shard
 from .api import plan as plan
 from .calibration import calibrate as calibrate
 from .errors import ArgumentError as ArgumentError
+from .errors import CompilerError as CompilerError
 from .errors import ConstraintError as ConstraintError
 from .errors import HardwareError as HardwareError
 from .errors import InfeasibleError as InfeasibleError

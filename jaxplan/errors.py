@@ -36,6 +36,10 @@ class TargetError(JaxplanError, ValueError):
     """A compile-only target is unknown, refused by its compiler, or that compiler isn't installed."""
 
 
+class CompilerError(JaxplanError):
+    """XLA compiles no program of a plan that was to be looked at: it has no memory for it, or fails."""
+
+
 class InfeasibleError(JaxplanError):
     """No plan satisfies the constraints within the memory budget; says what is the least reachable peak."""
 

@@ -5,13 +5,12 @@ The planner's memory is a model.  Where a plan compiles to more than its budget,
 off the budget and the step is planned within the rest: that plan can't come out again, and what is lacking of one plan
 of a step is most of what is lacking of the next.
 
-Compilers have faults that only some layouts meet: XLA for TPU fails a check of its own where it scatters some sums of
-an equivariant network (jax 0.10.2, libtpu 0.0.42.1), whose data-parallel program it compiles.
+Compilers have faults that only some layouts meet: XLA for TPU was seen to fail a check of its own where it made
+reduce_scatters of an equivariant network's sums (jax 0.10.2, libtpu 0.0.42.1).
 """
 
 from __future__ import annotations
 
-import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from typing import Any
 import jax
 
 from ..errors import InfeasibleError
-from ..lowering import compiled_memory
+from ..lowering import compiled_memory, is_fault, refused_bytes
 from ..plans import Plan
 from ..units import format_bytes, format_seconds
 from .options import TEMPLATES
@@ -31,20 +30,6 @@ MOST_PLANS = 5
 
 MOST_FAILURES = 3
 """Templates that are compiled in the place of a plan that the compiler fails on: each may take minutes."""
-
-_FAULT = re.compile(r"(INTERNAL|UNIMPLEMENTED)\b")
-"""How errors begin that are a compiler's own, whatever the program."""
-
-_USED = re.compile(r"(?:Used |temporaries \()([\d.]+)([KMGT]?)(?: of [\d.]+[KMGT]? hbm|\) exceeds available HBM)")
-"""What XLA for TPU says of a program that it has no room for: all of it, arguments included (libtpu 0.0.42)."""
-
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-
-
-def refused_bytes(refused: jax.errors.JaxRuntimeError) -> int | None:
-    """Bytes a device that a program takes which XLA refuses for want of memory; None where that isn't what it says."""
-    used = _USED.search(str(refused)) if "RESOURCE_EXHAUSTED" in str(refused) else None
-    return int(float(used[1]) * _UNITS[used[2]]) if used else None
 
 
 def peak_as_compiled(compile_step: Callable[[], Any]) -> int | None:
@@ -87,7 +72,7 @@ class Held:
         Raises:
           jax.errors.JaxRuntimeError: the first failure, where the compiler failed on the templates too.
         """
-        if self._template is None or not _FAULT.match(str(failure)):
+        if self._template is None or not is_fault(failure):
             return False
         self._failed.append((self.plan, failure))
         first, reason = self._failed[0][0], str(self._failed[0][1]).splitlines()[0]

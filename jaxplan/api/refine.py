@@ -13,11 +13,10 @@ from jax.sharding import Mesh
 
 from ..errors import ArgumentError
 from ..hardware import compiler_options
-from ..lowering import CompiledPrice, compiled_memory, compiled_price, lower_flat
+from ..lowering import CompiledPrice, compiled_memory, compiled_price, lower_flat, refused_bytes
 from ..units import format_bytes, format_seconds
 from .candidates import Pipeline
 from .found import Candidate, Found
-from .held import refused_bytes
 
 
 def require_devices(mesh: object) -> None:

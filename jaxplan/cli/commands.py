@@ -1,8 +1,8 @@
 """The commands of `jaxplan`.  What was asked for goes to stdout; progress, messages and errors go to stderr.
 
 Exit codes: 0 done; 1 an error in the user's own code, with its traceback; 2 wrong arguments, an unreadable
-file or any other `JaxplanError`; 3 what was compiled is not what was planned; 130 interrupted; 141 the reader of
-stdout went away.
+file or any other `JaxplanError`; 3 what was compiled is not what was planned, or XLA compiles no program of it; 130
+interrupted; 141 the reader of stdout went away.
 
 jax, the planner and the models are imported by the command that needs them, so that the others don't wait.
 """
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..errors import ArgumentError, JaxplanError, MeshError
+from ..errors import ArgumentError, CompilerError, JaxplanError, MeshError
 from .argument_types import output
 from .frontiers import add_curve, add_frontier, add_min_devices
 from .progress import progress
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_READER_GONE
     except (JaxplanError, OSError) as error:
         _say(f"{type(error).__name__}: {error}")
-        return EXIT_ERROR
+        return EXIT_NOT_AS_PLANNED if isinstance(error, CompilerError) else EXIT_ERROR
     return code
 
 

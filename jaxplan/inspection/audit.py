@@ -20,10 +20,10 @@ from ..api import (
     target_of,
 )
 from ..cost import CostModel
-from ..errors import ArgumentError
+from ..errors import ArgumentError, CompilerError
 from ..hardware import compiler_options
 from ..ir import Traced
-from ..lowering import Priced, compiled_collectives, compiled_memory, lower_flat, price
+from ..lowering import Priced, compiled_collectives, compiled_memory, lower_flat, price, refused_bytes
 from ..plans import Constraint, Plan
 from ..sharding import Layout, graph_rules
 from .audit_text import audit_text
@@ -41,7 +41,8 @@ class Side:
       inputs, outputs: spec of every leaf by path, those left open as propagation decides them.
       comm_s_by_axis: by the axes that a collective runs over ("data+model").
       seconds_by_source: computation and communication of each line of the program.
-      compiled_bytes, compiled_comm_s: of the compiled program; None where it was not compiled.
+      compiled_bytes, compiled_comm_s: of the compiled program; None where it was not compiled, the latter also where
+        XLA has no room for that many bytes.
     """
 
     inputs: Mapping[str, Layout]
@@ -150,8 +151,10 @@ def audit(
     sides = auditor.side(theirs), auditor.side(ours)
     if compile:
         sides = (
-            auditor.compiled(sides[0], inputs, outputs, constraints),
-            auditor.compiled(sides[1], ours.inputs, ours.outputs, plan.constraints),
+            auditor.compiled(
+                "your" if template is None else f"template {template}'s", sides[0], inputs, outputs, constraints
+            ),
+            auditor.compiled("the plan's", sides[1], ours.inputs, ours.outputs, plan.constraints),
         )
     return Audit(
         name=traced.name, subject=template or "yours", budget_bytes=budget_bytes, theirs=sides[0], ours=sides[1],
@@ -240,6 +243,7 @@ class Auditor:
 
     def compiled(
         self,
+        whose: str,
         side: Side,
         inputs: Sequence[Layout | None],
         outputs: Sequence[Layout | None],
@@ -251,7 +255,16 @@ class Auditor:
                 'audit(compile=True) needs a mesh with devices: jaxplan.target("tpu-v5e:2x4").mesh(...), or real ones'
             )
         lowered = lower_flat(self.traced, constraints, mesh, inputs, outputs, donate=self.traced.graph.donated)
-        program = lowered.compile(compiler_options=dict(compiler_options(mesh)))
+        try:
+            program = lowered.compile(compiler_options=dict(compiler_options(mesh)))
+        except jax.errors.JaxRuntimeError as refused:
+            wanted_bytes = refused_bytes(refused)
+            if wanted_bytes is not None:
+                return replace(side, compiled_bytes=wanted_bytes)
+            raise CompilerError(
+                f"XLA's compiler fails on `{self.traced.name}` with {whose} shardings "
+                f"({str(refused).splitlines()[0]}): audit(compile=False) compares what is predicted alone"
+            ) from refused
         found = compiled_collectives(
             program.as_text(), self.target.axes, while_trips=self.options.while_trips
         )

@@ -38,8 +38,10 @@ def audit_text(audit: Audit) -> str:
         both("compiled: memory", format_bytes(theirs.compiled_bytes), format_bytes(ours.compiled_bytes))
         both(
             "compiled: communication",
-            format_seconds(theirs.compiled_comm_s or 0.0),
-            format_seconds(ours.compiled_comm_s or 0.0),
+            *(
+                "refused: no room" if side.compiled_comm_s is None else format_seconds(side.compiled_comm_s)
+                for side in (theirs, ours)
+            ),
         )
     axes = ", ".join(f"{name}={size}" for name, size in audit.plan.axes)
     ratio = theirs.step_s / ours.step_s if ours.step_s else 1.0

@@ -11,9 +11,11 @@ from jax.sharding import AbstractMesh
 
 from ..api import Options, ShardedStep, auto_shard
 from ..cost import CostModel
-from ..errors import ArgumentError
+from ..errors import ArgumentError, CompilerError
 from ..hardware import axis_links, compiler_options, load_profile
+from ..lowering import refused_bytes
 from ..plans import Plan
+from ..units import format_bytes
 from .compare import Tolerances, compare
 from .findings import Finding, Verification, ranked
 from .known_bugs import known_bugs
@@ -90,12 +92,33 @@ def verify(
     compiled = subject
     if isinstance(subject, jax.stages.Lowered):
         options = compiler_options(mesh) if isinstance(mesh, jax.sharding.Mesh) else {}
-        compiled = subject.compile(compiler_options=dict(options))
+        try:
+            compiled = subject.compile(compiler_options=dict(options))
+        except jax.errors.JaxRuntimeError as refused:
+            raise CompilerError(_refusal(refused, plan)) from refused
         found += known_bugs(plan, profile.kind, subject.as_text())
     verification = compare(plan, compiled, model, tolerances or Tolerances(), while_trips)
     if numerics and step is not None:
         found += differing_results(step, plan, arguments, donated)
     return replace(verification, findings=ranked([*verification.findings, *found]))
+
+
+def _refusal(refused: jax.errors.JaxRuntimeError, plan: Plan) -> str:
+    planned_bytes, budget_bytes, reason = plan.cost.peak_bytes, plan.budget_bytes, str(refused).splitlines()[0]
+    wanted_bytes = refused_bytes(refused)
+    if wanted_bytes is not None:
+        less_bytes = max(budget_bytes - max(wanted_bytes - planned_bytes, 0), 0)
+        return (
+            f"XLA has no room for `{plan.name}` as planned: it takes {format_bytes(wanted_bytes)} a device, where "
+            f"{format_bytes(planned_bytes)} are planned, of a budget of {format_bytes(budget_bytes)}. Plan within what "
+            f"the plan lacks less, memory_budget={less_bytes}, as the first call does by itself, or let "
+            "options.refine compile plans before one is chosen"
+        )
+    return (
+        f"XLA's compiler fails on `{plan.name}` as planned ({reason}). Plan by a template, such as "
+        "options.search='fsdp', as the first call does by itself, or let options.refine compile plans before one is "
+        "chosen"
+    )
 
 
 def _with_devices(mesh: Any, name: str) -> Any:

@@ -20,6 +20,8 @@ from .jit import sharding_of as sharding_of
 from .order import resolve_orders as resolve_orders
 from .price import Priced as Priced
 from .price import price as price
+from .refusals import is_fault as is_fault
+from .refusals import refused_bytes as refused_bytes
 from .sent import Sending as Sending
 from .sent import as_sent as as_sent
 from .sent import collective_prices as collective_prices

@@ -11,8 +11,8 @@ import optax
 import pytest
 
 import jaxplan
-from jaxplan.api.held import MOST_FAILURES, refused_bytes
-from jaxplan.lowering import compiled_memory
+from jaxplan.api.held import MOST_FAILURES
+from jaxplan.lowering import compiled_memory, refused_bytes
 
 OPTIMIZER = optax.adam(1e-3)
 WIDTH, HIDDEN, ROWS = 64, 256, 512
