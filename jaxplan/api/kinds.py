@@ -32,7 +32,9 @@ def input_kinds(graph: Graph, rules: Sequence[Rule]) -> tuple[str, ...]:
     A step that only reads its parameters (it predicts, it generates) has one such dimension in every product's result:
     inputs of numbers that meet products and don't have it are parameters.  A gradient is a product that sums this
     dimension away: what a step with gradients only reads and what has it in no product (frozen weights, a reference
-    model) are parameters too.  Indices that a step only reads are data: where they don't have this dimension (edges of
+    model) are parameters too, unless all that has their first dimension is read alone, and has it first, and products
+    keep it as the first of their results: a second batch (real images beside those that a generator makes, images
+    beside texts).  Indices that a step only reads are data: where they don't have this dimension (edges of
     a graph, bags of rows), what shares one with them is batch as they are.
     """
     to_products = _reaching(graph, (), _products_of_two(graph, rules))
@@ -49,12 +51,18 @@ def input_kinds(graph: Graph, rules: Sequence[Rule]) -> tuple[str, ...]:
     ]
     carried = [i in comes_back and reaches[v] and "float" in graph.values[v].dtype for i, v in enumerate(graph.inputs)]
     dims = _Dims(graph, rules) if any(weights) or any(carried) else None
-    batch = (dims.batches() or dims.batches(summed_too=True)) if dims else set()
-    own = dims.having(dims.batches_of_their_own(batch)) if dims else set()
-    fed = dims.having(batch) if dims else set()
+    # what most moments have is no batch: networks side by side (an ensemble) have such a dimension
+    trained = {graph.values[v].shape for v, is_carried in zip(graph.inputs, carried, strict=True) if is_carried}
+    back = (v for i, v in enumerate(graph.inputs) if i in comes_back and not reaches[v])
+    aside = dims.most([v for v in back if graph.values[v].shape in trained - {()}]) if dims else set()
+    batch = (dims.batches(aside) or dims.batches(aside, summed_too=True)) if dims else set()
+    groups = dims.batches_of_their_own(batch) if dims else set()
+    own = dims.having(groups) if dims else set()
+    read_only = [v for i, v in enumerate(graph.inputs) if i not in comes_back]
+    fed = dims.having(batch | dims.rows(groups, read_only)) if dims and batch else set()
     if dims and fed:
-        read = (v for i, v in enumerate(graph.inputs) if i not in comes_back and v not in fed)
-        fed |= dims.beside([v for v in read if "int" in graph.values[v].dtype and not _is_number(graph.values[v])])
+        read = [graph.values[v] for v in read_only if v not in fed]
+        fed |= dims.beside([tensor.index for tensor in read if "int" in tensor.dtype and not _is_number(tensor)])
     buffers = written_buffers(graph)
     kinds = []
     for position, value in enumerate(graph.inputs):
@@ -132,8 +140,16 @@ class _Dims:
                     if names and sum(any(names[0] in d for d in side) for side in rule.operands) == 1:
                         self._alone.append((met[names[0]], dim == 0, summed, flops))
 
-    def batches(self, *, summed_too: bool = False) -> set[int]:
-        """The dimensions that are the first of every product's result and that none sums away.
+    def most(self, values: Sequence[int]) -> set[int]:
+        """The dimensions that more than half of these values have."""
+        count: dict[int, int] = {}
+        for value in values:
+            for group in {self._joined.find(dim) for dim in self._dims_of(value)}:
+                count[group] = count.get(group, 0) + 1
+        return {group for group, times in count.items() if 2 * times > len(values)}
+
+    def batches(self, aside: set[int], *, summed_too: bool = False) -> set[int]:
+        """The dimensions that are the first of every product's result and that none sums away, but for those `aside`.
 
         With `summed_too`, the dimension that is most often the first of a product's result or what it sums away.
 
@@ -142,13 +158,14 @@ class _Dims:
         find = self._joined.find
         share: dict[int, float] = {}
         for dim, flops in self._kept:
-            share[find(dim)] = share.get(find(dim), 0.0) + flops
+            if find(dim) not in aside:
+                share[find(dim)] = share.get(find(dim), 0.0) + flops
         for dims, flops in self._summed:
             for dim in dims:
                 if find(dim) in share:
                     share[find(dim)] += flops if summed_too else -flops
         whole = sum(flops for _, flops in self._kept)
-        enough = max(MOST * whole, *share.values()) if summed_too and share else EVERY * whole
+        enough = max((MOST * whole, *share.values())) if summed_too else EVERY * whole
         return {group for group, flops in share.items() if flops >= enough and len(self._kept) > 1}
 
     def batches_of_their_own(self, batch: set[int]) -> set[int]:
@@ -172,6 +189,15 @@ class _Dims:
     def having(self, groups: set[int]) -> set[int]:
         """The inputs with such a dimension."""
         return {v for v in self._inputs if any(self._joined.find(dim) in groups for dim in self._dims_of(v))}
+
+    def rows(self, groups: set[int], read: Sequence[int]) -> set[int]:
+        """Those of `groups` that inputs have as their first dimension alone, none but those that are only `read`."""
+        found = set(groups)
+        for value in self._inputs:
+            for at, dim in enumerate(self._dims_of(value)):
+                if at or value not in read:
+                    found.discard(self._joined.find(dim))
+        return found
 
     def beside(self, values: Sequence[int]) -> set[int]:
         """The inputs that share a dimension with one of these values."""

@@ -92,6 +92,59 @@ def test_weights_of_networks_side_by_side_are_no_batch() -> None:
     assert set(found.values()) == {"parameter", "batch"} and found["x"] == "batch"
 
 
+def test_examples_of_an_ensemble_that_adam_trains_are_batch() -> None:
+    """Most products have the ensemble's dimension first, as they would a batch's; so have Adam's moments."""
+    optimizer = optax.adam(1e-3)
+    many = [S((4, DIM, WIDTH), "float32"), S((4, WIDTH, WIDTH), "float32"), S((4, WIDTH, DIM), "float32")]
+
+    def step(state: Any, x: Any) -> Any:
+        def loss(weights: Any) -> Any:
+            def one(weights: Any, x: Any) -> Any:
+                for w in weights:
+                    x = jnp.tanh(x @ w)
+                return x
+
+            return jnp.mean((jax.vmap(one, (0, None))(weights, x) - x) ** 2)
+
+        value, gradients = jax.value_and_grad(loss)(state[0])
+        updates, moments = optimizer.update(gradients, state[1])
+        return (optax.apply_updates(state[0], updates), moments), value
+
+    found = kinds(step, (many, jax.eval_shape(optimizer.init, many)), S((ROWS, DIM), "float32"))
+    assert found["x"] == "batch"
+    assert {kind for path, kind in found.items() if path.startswith("state/0")} == {"parameter"}
+
+
+def test_real_images_beside_those_that_a_generator_makes_are_batch_and_frozen_weights_are_not() -> None:
+    """Real ones go through fewer of the products, and have a batch of their own."""
+
+    def step(weights: Any, frozen: Any, noise: Any, images: Any) -> Any:
+        def made(up: Any) -> Any:
+            return jnp.tanh(jnp.tanh(noise @ up) @ frozen["out"] + frozen["shift"])
+
+        def score(down: Any, x: Any) -> Any:
+            return jnp.mean(jnp.tanh(jnp.tanh(x @ down[0]) @ down[1]) @ down[2])
+
+        def fooled(up: Any) -> Any:
+            return -score(weights["down"], made(up))
+
+        def told(down: Any) -> Any:
+            return score(down, lax.stop_gradient(made(weights["up"]))) - score(down, images)
+
+        of_up, of_down = jax.value_and_grad(fooled)(weights["up"]), jax.value_and_grad(told)(weights["down"])
+        gradients = {"up": of_up[1], "down": of_down[1]}
+        return jax.tree.map(lambda w, g: w - g, weights, gradients), of_up[0] + of_down[0]
+
+    weights = {
+        "up": S((DIM, 32 * WIDTH), "float32"),
+        "down": [S((DIM, WIDTH), "float32"), S((WIDTH, WIDTH), "float32"), S((WIDTH, 1), "float32")],
+    }
+    frozen = {"out": S((32 * WIDTH, DIM), "float32"), "shift": S((DIM,), "float32")}
+    found = kinds(step, weights, frozen, S((ROWS, DIM), "float32"), S((ROWS, DIM), "float32"))
+    assert found["noise"] == found["images"] == "batch"
+    assert {kind for path, kind in found.items() if path not in ("noise", "images")} == {"parameter"}
+
+
 def test_what_lies_beside_indices_that_are_only_read_is_batch() -> None:
     """Bags of weighted rows: scattering them hides that their batch is that of the products."""
 
