@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ..disjoint import Disjoint
@@ -51,12 +52,13 @@ def input_kinds(graph: Graph, rules: Sequence[Rule]) -> tuple[str, ...]:
     ]
     carried = [i in comes_back and reaches[v] and "float" in graph.values[v].dtype for i, v in enumerate(graph.inputs)]
     dims = _Dims(graph, rules) if any(weights) or any(carried) else None
-    # what most moments have is no batch: networks side by side (an ensemble) have such a dimension
-    trained = {graph.values[v].shape for v, is_carried in zip(graph.inputs, carried, strict=True) if is_carried}
-    back = (v for i, v in enumerate(graph.inputs) if i in comes_back and not reaches[v])
-    aside = dims.most([v for v in back if graph.values[v].shape in trained - {()}]) if dims else set()
+    # what has a moment each is trained, and its dimensions no batch, though products of experts, say, lead with one
+    trained = [v for v, is_carried in zip(graph.inputs, carried, strict=True) if is_carried and graph.values[v].shape]
+    shapes = {graph.values[v].shape for v in trained}
+    back = [v for i, v in enumerate(graph.inputs) if i in comes_back and not reaches[v]]
+    aside = dims.paired(trained, [v for v in back if graph.values[v].shape in shapes]) if dims else set()
     batch = (dims.batches(aside) or dims.batches(aside, summed_too=True)) if dims else set()
-    groups = dims.batches_of_their_own(batch) if dims else set()
+    groups = dims.batches_of_their_own(batch) - aside if dims else set()
     own = dims.having(groups) if dims else set()
     read_only = [v for i, v in enumerate(graph.inputs) if i not in comes_back]
     fed = dims.having(batch | dims.rows(groups, read_only)) if dims and batch else set()
@@ -140,13 +142,14 @@ class _Dims:
                     if names and sum(any(names[0] in d for d in side) for side in rule.operands) == 1:
                         self._alone.append((met[names[0]], dim == 0, summed, flops))
 
-    def most(self, values: Sequence[int]) -> set[int]:
-        """The dimensions that more than half of these values have."""
-        count: dict[int, int] = {}
-        for value in values:
-            for group in {self._joined.find(dim) for dim in self._dims_of(value)}:
-                count[group] = count.get(group, 0) + 1
-        return {group for group, times in count.items() if 2 * times > len(values)}
+    def paired(self, values: Sequence[int], moments: Sequence[int]) -> set[int]:
+        """The dimensions that at least as many of `moments` have as of `values`, and some of these."""
+        find = self._joined.find
+        of_values, of_moments = (
+            Counter(group for value in some for group in {find(dim) for dim in self._dims_of(value)})
+            for some in (values, moments)
+        )
+        return {group for group, times in of_values.items() if of_moments[group] >= times}
 
     def batches(self, aside: set[int], *, summed_too: bool = False) -> set[int]:
         """The dimensions that are the first of every product's result and that none sums away, but for those `aside`.

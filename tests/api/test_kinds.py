@@ -115,6 +115,34 @@ def test_examples_of_an_ensemble_that_adam_trains_are_batch() -> None:
     assert {kind for path, kind in found.items() if path.startswith("state/0")} == {"parameter"}
 
 
+def test_experts_that_every_token_goes_through_are_parameters() -> None:
+    """Their products lead with the experts' dimension, which tokens have not, as those of a cache do with its batch."""
+    optimizer = optax.adam(1e-3)
+    weights = {
+        "in": S((DIM, DIM), "float32"),
+        "router": S((DIM, 4), "float32"),
+        "up": S((4, DIM, WIDTH), "float32"),
+        "down": S((4, WIDTH, DIM), "float32"),
+    }
+
+    def step(state: Any, x: Any) -> Any:
+        @jax.checkpoint
+        def loss(weights: Any) -> Any:
+            hidden = jnp.tanh(x @ weights["in"])
+            best, places = lax.top_k(jax.nn.softmax(hidden @ weights["router"]), 2)
+            shares = (jax.nn.one_hot(places, 4) * best[..., None]).sum(2)
+            made = jax.nn.relu(jnp.einsum("btd,edf->ebtf", hidden, weights["up"]))
+            return jnp.mean((jnp.einsum("ebtf,efd,bte->btd", made, weights["down"], shares) - x) ** 2)
+
+        value, gradients = jax.value_and_grad(loss)(state[0])
+        updates, moments = optimizer.update(gradients, state[1])
+        return (optax.apply_updates(state[0], updates), moments), value
+
+    found = kinds(step, (weights, jax.eval_shape(optimizer.init, weights)), S((ROWS, 8, DIM), "float32"))
+    assert {kind for path, kind in found.items() if path.startswith("state/0")} == {"parameter"}
+    assert found["x"] == "batch"
+
+
 def test_real_images_beside_those_that_a_generator_makes_are_batch_and_frozen_weights_are_not() -> None:
     """Real ones go through fewer of the products, and have a batch of their own."""
 
