@@ -183,8 +183,7 @@ class ShardedStep:
             return again(limit_bytes, self._options, {"held to": f"{limit_bytes} bytes"})
 
         def template(name: str) -> Plan:
-            options = dataclasses.replace(self._options, search=name)
-            return again(plan.budget_bytes, options, {"options": repr(options), "instead": name})
+            return again(plan.budget_bytes, dataclasses.replace(self._options, search=name), {"instead": name})
 
         return Held(plan, within, speaker(self._options), template)
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from ..disjoint import Disjoint
 from ..errors import SolverError
 from .base import Incumbent
 from .descend import Descent
 from .evaluate import evaluate
+from .measures import columns, cost_within, entries, least_sum, parts_apart
 from .problem import Bools, Floats, Ints, StrategyProblem
 from .program import Answer, OutOfTime, Program, Timeline, one_hot
 from .reduce import reduce
@@ -137,8 +137,8 @@ class Rounds:
 
     def run(self) -> bool:
         """Close the gap; False when nothing is feasible."""
-        self._raise_bound(_least_sum(self.small))
-        if math.isinf(self.ceiling_s) and _columns(self.small) > MOST_COLUMNS:
+        self._raise_bound(least_sum(self.small))
+        if math.isinf(self.ceiling_s) and columns(self.small) > MOST_COLUMNS:
             return self._search()
         self._offer_near([int(np.argmin(node.costs_s)) for node in self.small.nodes])
         if self.best.closed(self.relative_gap):
@@ -161,7 +161,7 @@ class Rounds:
         search.offer(ascend(dual, self.best, self.relative_gap, deadline))
         search.run(patience=SEARCH_PATIENCE, relative_gap=max(CORES_GAP, self.relative_gap))
         if self.best.closed(CORES_GAP):
-            least_gain = CLOSE_GAIN if _columns(self.small) <= EXACT_COLUMNS else LEAST_GAIN
+            least_gain = CLOSE_GAIN if columns(self.small) <= EXACT_COLUMNS else LEAST_GAIN
             gap = max(NEAR_GAP, self.large_gap)
             search.run(patience=CLOSE_PATIENCE, relative_gap=gap, least_gain=least_gain)
             if self.best.closed(NEAR_GAP):
@@ -179,7 +179,7 @@ class Rounds:
         try:
             if math.isinf(left_s):
                 return self._narrow(dual)
-            if self.best.closed(CORES_GAP) or _columns(self.small) <= EXACT_COLUMNS:
+            if self.best.closed(CORES_GAP) or columns(self.small) <= EXACT_COLUMNS:
                 self.engine = self.engine.until(deadline - (1 - CORES_TIME) * left_s)
                 return self._narrow(dual)
         except OutOfTime:
@@ -211,7 +211,7 @@ class Rounds:
                 bound_s + reach * max(abs(bound_s), LEAST_UNIT * self._reached_s), self.best.objective_s
             )
             cut = dual.core(target_s)
-            if cut is not None and _entries(cut[0]) > CORE_SHARE * _entries(self.small):
+            if cut is not None and entries(cut[0]) > CORE_SHARE * entries(self.small):
                 break
             if cut is None or not self._solve_core(dual, *cut, target_s):
                 self._raise_bound(target_s)
@@ -273,7 +273,7 @@ class Rounds:
             # A core without a solution under its cost has told all it can: that, and its prices.
             return True
         integral = answer.values[program.offset + chosen] > 1 - INTEGRAL
-        if _columns(self.small) > CLIMB_COLUMNS and self._climbed():
+        if columns(self.small) > CLIMB_COLUMNS and self._climbed():
             return True
         # Rows added after the last relaxation are unknown to it.
         seen = frozenset(peak for peak in self.rows if peak not in new)
@@ -307,11 +307,11 @@ class Rounds:
         known: dict[tuple[object, ...], Answer] = {}
         while True:
             chosen, bound, proved = relaxed.copy(), 0.0, True
-            for part in _parts(self.small, self.rows):
+            for part in parts_apart(self.small, self.rows):
                 program = Program(self.small, part)
                 binding = [peak for peak in self.rows if program.add_memory(peak)]
                 if integral[part].all() and seen.issuperset(binding) and not covers:
-                    bound += _cost_within(self.small, part, chosen)
+                    bound += cost_within(self.small, part, chosen)
                     continue
                 key = (tuple(part), tuple(binding), len(covers) if binding else 0)
                 if key not in known:
@@ -359,53 +359,3 @@ class Rounds:
             return []
         alive = self.timeline.bytes_at_peaks(values)
         return self.timeline.worst(alive, self.small.limit_bytes, ROWS_A_ROUND)
-
-
-def _parts(problem: StrategyProblem, rows: Sequence[int]) -> list[list[int]]:
-    """The nodes, apart where neither an edge nor the memory row of one of the peaks `rows` joins them."""
-    joined = Disjoint(len(problem.nodes))
-    for edge in problem.edges:
-        joined.join(edge.tail, edge.head)
-    for peak in rows:
-        live = [usage.node for usage in problem.usages if usage.start <= peak < usage.stop]
-        for node in live[1:]:
-            joined.join(live[0], node)
-    parts: dict[int, list[int]] = {}
-    for node in range(len(problem.nodes)):
-        parts.setdefault(joined.find(node), []).append(node)
-    return list(parts.values())
-
-
-def _columns(problem: StrategyProblem) -> int:
-    """How many columns the program of the whole problem has."""
-    return sum(node.costs_s.size for node in problem.nodes) + _entries(problem)
-
-
-def _entries(problem: StrategyProblem) -> int:
-    """How many pairs the edges allow."""
-    return sum(
-        edge.costs_s.size if edge.allowed is None else int(edge.allowed.sum()) for edge in problem.edges
-    )
-
-
-def _least_sum(problem: StrategyProblem) -> float:
-    """The cheapest strategy of every node and pair of every edge: a bound that is there at once."""
-    least: dict[tuple[int, int], float] = {}
-    for edge in problem.edges:
-        key = (id(edge.costs_s), id(edge.allowed))
-        if key not in least:
-            least[key] = float((edge.costs_s if edge.allowed is None else edge.costs_s[edge.allowed]).min())
-    edges_s = math.fsum(least[id(edge.costs_s), id(edge.allowed)] for edge in problem.edges)
-    return math.fsum(float(node.costs_s.min()) for node in problem.nodes) + edges_s
-
-
-def _cost_within(problem: StrategyProblem, part: list[int], chosen: Ints) -> float:
-    """What an assignment pays for the nodes of a part and the edges between them."""
-    inside = set(part)
-    nodes_s = math.fsum(float(problem.nodes[node].costs_s[chosen[node]]) for node in part)
-    edges_s = math.fsum(
-        float(edge.costs_s[chosen[edge.tail], chosen[edge.head]])
-        for edge in problem.edges
-        if edge.tail in inside
-    )
-    return nodes_s + edges_s
