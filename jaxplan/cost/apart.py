@@ -5,7 +5,9 @@ operand so that the dimensions that it sums are the last ones.  Two products tha
 want two orders.  Where the value is cheap to compute again, each is handed a copy of its own by a kernel just before
 it, and none is kept in between: Llama's grouped attention converts its softmax to bf16 once for the values, and, in the
 backward pass, once more for their gradient (H100, jax 0.10.2).  Under remat, where both products are near, one kernel
-may write both copies (eight queries a group).
+may write both copies (eight queries a group).  What is a batch of the products that read, but none of the one that the
+value is made of, has to come first in memory: it is transposed as that product writes it, and both read it so (experts
+that every token meets, `btd,edf->ebtf`, and what a gelu makes of them).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
 
-from ..ir import Graph
+from ..ir import Graph, Op
 from ..sharding import MeshAxes
 from .residency import Flow, permuted
 from .tiles import device_bytes
@@ -29,17 +31,30 @@ def made_apart(flow: Flow, cheap: Set[int]) -> Mapping[int, tuple[tuple[int, int
     """
     reads: dict[int, list[tuple[int, int]]] = {}
     summed: dict[int, set[tuple[int, ...]]] = {}
+    batch: dict[int, int] = {}
     others: set[int] = set(flow.graph.outputs)
     for op in flow.graph.ops:
         product = op.primitive == "dot_general" and flow.rules[op.index].matmul
         for place, value in enumerate(op.operands):
             if product and value in cheap:
                 reads.setdefault(value, []).append((op.index, place))
-                summed.setdefault(value, set()).add(tuple(op.params["dimension_numbers"][0][place]))
+                contracted, batched = op.params["dimension_numbers"]
+                summed.setdefault(value, set()).add(tuple(contracted[place]))
+                batch[value] = max(batch.get(value, 0), len(batched[place]))
             elif flow.kinds[op.index] in ("heavy", "edge"):
                 others.add(value)
     apart = [value for value, dims in summed.items() if len(dims) > 1 and value not in others]
-    return {value: tuple(reads[value]) for value in apart if permuted(flow, value)}
+    makers = {value: permuted(flow, value) for value in apart}
+    return {
+        value: tuple(reads[value])
+        for value, maker in makers.items()
+        if maker is not None and _batches(maker) >= batch[value]
+    }
+
+
+def _batches(product: Op) -> int:
+    """The number of its batch dimensions."""
+    return len(product.params["dimension_numbers"][1][0]) if product.primitive == "dot_general" else 0
 
 
 def reordered(flow: Flow) -> Mapping[int, tuple[tuple[int, int], ...]]:

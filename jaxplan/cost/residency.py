@@ -319,26 +319,25 @@ def _last_product(flow: Flow, loop: Loop) -> int:
     return max(products, default=loop.start)
 
 
-def permuted(flow: Flow, value: int) -> bool:
-    """Whether `value` is made elementwise of a product's transposed result: XLA leaves it in the order of that."""
+def permuted(flow: Flow, value: int) -> Op | None:
+    """The product of whose transposed result `value` is elementwise made: XLA leaves it in the order of that."""
     while (producer := flow.producers[value]) >= 0:
         op = flow.graph.ops[producer]
         if op.primitive == "transpose":
             shape = flow.graph.values[value].shape
             order = [d for d, size in zip(op.params["permutation"], shape, strict=True) if size > 1]
-            return (
-                order != sorted(order) and flow.rules[flow.producers[unmoved(flow.graph, flow.producers, value)]].matmul
-            )
+            maker = flow.producers[unmoved(flow.graph, flow.producers, value)]
+            return flow.graph.ops[maker] if order != sorted(order) and flow.rules[maker].matmul else None
         if flow.kinds[producer] != "fused":
-            return False
+            return None
         size = flow.graph.values[value].shape
         alike = [v for v in op.operands if flow.graph.values[v].shape == size and not flow.source[v]]
         if op.primitive in VIEWS:
             alike = list(op.operands)
         if not alike:
-            return False
+            return None
         value = alike[0]
-    return False
+    return None
 
 
 def unmoved(graph: Graph, producers: Sequence[int], value: int) -> int:

@@ -4,6 +4,11 @@ Such a primitive (Equinox has some) carries rules of its own for derivatives or 
 jax: the one that it is lowered to, or its `impl`, which runs outside jit.  Where primitive and function give the same
 StableHLO on the platform that is planned for, the primitive's equation is replaced by a call of the function's jaxpr,
 whose operations have rules.  Anything else (a kernel, a callback, another program on this platform) stays as it is.
+
+So are primitives of jax that are one operation on one platform only.  A ragged product is that on TPU.  For CPU jax
+writes it as a product with every group's matrix, of rows that are zero where they are another group's, and so does XLA
+for GPU (xla/service/ragged_dot_rewriter.cc): as many times the arithmetic as there are groups, which can be cut by
+groups and rows like any other product.
 """
 
 from __future__ import annotations
@@ -20,6 +25,12 @@ from .flatten import SEEN_THROUGH
 
 _WALKED = frozenset({*SEEN_THROUGH, "scan", "while", "cond"})
 """Primitives whose jaxprs are looked into: calls, loops and branches."""
+
+_EXPANDED = {"ragged_dot_general": ("cpu", "cuda", "rocm")}
+"""The platforms whose compilers expand a primitive that has a rule as one operation."""
+
+_OWN_KERNEL = "jax_ragged_dot_use_gpu_pallas_triton_lowering"
+"""jax's setting for ragged products in a kernel of its own on GPU."""
 
 _DEPTH = 4
 """How often such primitives are looked for inside each other."""
@@ -47,10 +58,15 @@ class _Rewriter:
             params = {key: self._parameter(value, depth) for key, value in eqn.params.items()}
             same = all(_same(new, eqn.params[key]) for key, new in params.items())
             return eqn if same else eqn.replace(params=params)
-        if name in self._known or depth == _DEPTH or any(eqn.effects):
+        known = name in self._known and not self._is_expanded(name)
+        if known or depth == _DEPTH or any(eqn.effects):
             return eqn
         body = self._body(eqn, depth)
         return eqn if body is None else eqn.replace(primitive=closed_call_p, params={"call_jaxpr": body})
+
+    def _is_expanded(self, name: str) -> bool:
+        own_kernel = self._platform == "cuda" and getattr(jax.config, _OWN_KERNEL, False)
+        return self._platform in _EXPANDED.get(name, ()) and not own_kernel
 
     def _parameter(self, value: Any, depth: int) -> Any:
         if isinstance(value, (Jaxpr, ClosedJaxpr)):
@@ -72,7 +88,8 @@ class _Rewriter:
 
     def _found(self, eqn: Any) -> Any:
         primitive, params = eqn.primitive, eqn.params
-        function = lowered_function(primitive, self._platform) or primitive.impl
+        expanded = self._is_expanded(primitive.name)
+        function = lowered_function(primitive, "cpu" if expanded else self._platform) or primitive.impl
         shapes = [
             jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in eqn.invars
         ]
@@ -89,6 +106,8 @@ class _Rewriter:
                 jaxpr, consts = as_closed(body)
                 if any(inner.primitive is primitive and inner.params == params for inner in _all(jaxpr)):
                     return None  # running it means binding it: nothing is seen
+                if expanded:
+                    return body
                 bound = self._text(lambda *xs: leaves(primitive.bind(*xs, **primitive.get_bind_params(params))), shapes)
                 seen = self._text(lambda *xs: jax.core.eval_jaxpr(jaxpr, consts, *xs), shapes)
         except Exception:  # another library's function may fail in any way under a trace; then nothing is seen

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import numpy as np
 
-from ..ir import SUMS, VIEWS, Graph, Op, Site
+from ..ir import SUMS, Graph, Op, Site
 from ..plans import Constraint
 from ..sharding import NONE, UNREDUCED, Layout, cut_locally, reshard_path, runs_locally, sums_locally
 from .axis_orders import Orders
@@ -14,7 +14,7 @@ from .in_loops import behind_barriers
 from .kernels import LOCAL
 from .pending import HELD, held_values
 
-_CASTS_AND_VIEWS = VIEWS | {"convert_element_type"}
+_EDGES = frozenset({"carry_init", "carry_next", "scan_slice", "scan_stack", "cond_join"})
 
 
 def finished(row: np.ndarray) -> np.ndarray:
@@ -136,21 +136,31 @@ def read_otherwise(graph: Graph, moved: Iterable[tuple[int, int]]) -> frozenset[
 
 
 def made_alike(graph: Graph, values: frozenset[int]) -> frozenset[int]:
-    """`values`, and what is made as one of them is: the same cast or view of the same tensor.
+    """`values`, and what is made as one of them is: by the same operations of the same tensors.
 
     XLA makes them once, before Shardy, to which whoever reads a tensor then reads it as the last pin on it says.  Of
     weights that were cast once for rows to be gathered, by rows and columns, and once for a product, by rows, the
     product took the former: it gathered them and its other operand, bf16[64, 512, 50304], which no plan knew of (a
-    language model under PPO on eight v5e, jax 0.10.2, libtpu 0.0.42.1).
+    language model under PPO on eight v5e, jax 0.10.2, libtpu 0.0.42.1).  Rows that a mixture of experts looks up and
+    scatters back have one index, made twice: cut for the latter, the former's rows were cut and gathered.
     """
-    number, alike = list(range(len(graph.values))), dict[tuple[object, ...], int]()
+    number, alike = list(range(len(graph.values))), dict[tuple[object, ...], list[Op]]()
     for op in graph.ops if values else ():
-        if op.primitive in _CASTS_AND_VIEWS:
+        if len(op.results) == 1 and op.primitive not in _EDGES:
             (result,) = op.results
-            key = op.primitive, str(op.params), graph.values[result].shape, number[op.operands[0]]
-            number[result] = alike.setdefault(key, result)
-    known = {number[value] for value in values}
-    return frozenset(value for value in range(len(number)) if number[value] in known)
+            site = graph.values[result].site
+            known = alike.setdefault((op.primitive, site and site.frame, *[number[v] for v in op.operands]), [])
+            same = [other for other in known if _as(graph, op, other)] if op.operands else []
+            number[result] = same[0].results[0] if same else result
+            known += [] if same else [op]
+    wanted = {number[value] for value in values}
+    return frozenset(value for value in range(len(number)) if number[value] in wanted)
+
+
+def _as(graph: Graph, one: Op, other: Op) -> bool:
+    """Whether operations of one kind and the same operands make the same."""
+    made, found = (graph.values[op.results[0]] for op in (one, other))
+    return (made.shape, made.dtype) == (found.shape, found.dtype) and str(one.params) == str(other.params)
 
 
 def cut_wrongly(graph: Graph) -> frozenset[int]:

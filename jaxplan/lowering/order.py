@@ -10,7 +10,8 @@ when it makes no difference.
 
 On TPU and GPU a dimension that is summed over wants the order of the one that its sums are scattered onto: XLA compiles
 a reduce_scatter only of parts in the order of the pieces, else an all_reduce of the whole sum and a slice (8 v5e and 8
-H100, jax 0.10.2, libtpu 0.0.42.1).
+H100, jax 0.10.2, libtpu 0.0.42.1).  Axes that cut several dimensions of a product that are summed over stand in the
+order of these, the first contracted one's the major ones; on GPU in the mesh's.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from ..disjoint import Disjoint
-from ..ir import Graph
+from ..ir import Graph, Op
 from ..sharding import UNREDUCED, MeshAxes, Rule
 from .axis_orders import Key, Orders
 from .turns import Turn, Wants, cut_by, only, to_turn, wants
@@ -54,13 +56,32 @@ def resolve_orders(
     if sum(size > 1 for _, size in axes) < 2:
         return Orders(axes=axes, chosen={})
     resolver = _Resolver(graph, rules, axes, values, reads, outputs, factors, said, copies or {})
-    return resolver.orders(sums_along=platform != "cpu")
+    return resolver.orders(platform)
 
 
 _Dims = Mapping[int, int]
 """Of one tensor the numbers of the dimensions that several axes cut, by dimension."""
 
 _NONE: _Dims = {}
+
+
+class Summed(NamedTuple):
+    """Of a sum in parts over several axes: the dimensions that it was summed over, each with several axes, and the
+    orders of axes that are each on a dimension of their own."""
+
+    keys: list[int]
+    orders: list[tuple[int, ...]]
+
+
+def _by_dimension(node: Op, rule: Rule, row: np.ndarray, over: Sequence[int], platform: str) -> tuple[int, ...]:
+    """The order of the axes `over` which a product is summed, where they cut several dimensions; else ()."""
+    if node.primitive != "dot_general" or len({int(row[axis]) for axis in over}) < 2:
+        return ()
+    if platform == "gpu":
+        return tuple(over)
+    (contracted, _), _ = node.params["dimension_numbers"]
+    dims = [rule.operands[0][d] for d in contracted]
+    return tuple(axis for factors in dims for f in factors for axis in over if row[axis] == f)
 
 
 class _Resolver:
@@ -88,10 +109,10 @@ class _Resolver:
         self.wanted: dict[tuple[bytes, bytes], Wants] = {}
         self.fixed: set[int] = set()
         # each with the turn that it spares, if it is one
-        self.wishes: list[tuple[int, frozenset[int], float, Turn]] = []
+        self.wishes: list[tuple[int, frozenset[int], float, Turn | None]] = []
         self.taken_along: list[tuple[int, int, frozenset[int], float, Turn | None]] = []
 
-    def orders(self, *, sums_along: bool) -> Orders:
+    def orders(self, platform: str) -> Orders:
         for value, row in self.values.items():
             if several := self._several(row):
                 self.of_value[value] = self._declared("value", value, 0, several)
@@ -103,7 +124,7 @@ class _Resolver:
                 self.of_output[position] = self._declared("output", position, 0, several)
         for op, row in self.factors.items():
             self._within(op, row)
-        summed = self._summed() if sums_along else {}
+        summed = self._summed(platform) if platform != "cpu" else {}
         for (op, position), row in self.reads.items():
             node = self.graph.ops[op]
             value, reader = node.operands[position], self.of_read.get((op, position), _NONE)
@@ -225,17 +246,18 @@ class _Resolver:
                 turn = Turn(value, use, *content, False, self.sets[maker[left]])
                 self.taken_along.append((maker[left], reader[entered], moved, weight, turn))
 
-    def _summed(self) -> dict[int, list[int]]:
-        """Of every value that is a sum in parts over several axes, the dimensions that were summed over.
+    def _summed(self, platform: str) -> dict[int, Summed]:
+        """What is known of every value that is a sum in parts over several axes.
 
         What is done to such a sum before it is finished leaves its parts in their order.
         """
-        found: dict[int, list[int]] = {}
+        found: dict[int, Summed] = {}
         for op, row in self.factors.items():
-            cut = self._several(row)
-            if not cut and not found:
-                continue
             rule, node = self.rules[op], self.graph.ops[op]
+            cut = self._several(row)
+            over = [axis for axis, f in enumerate(row.tolist()) if f in rule.reduction] if rule.reduction else []
+            if not cut and not found and len(over) < 2:
+                continue
             several = {f for f, _ in cut if f in rule.reduction}
             keys = [
                 number
@@ -243,25 +265,29 @@ class _Resolver:
                 for d, number in self.of_read.get((op, p), _NONE).items()
                 if not several.isdisjoint(dims[d])
             ]
-            keys += [key for v in node.operands for key in found.get(v, ())] if found else []
-            for value in node.results if keys else ():
+            order = _by_dimension(node, rule, row, over, platform)
+            known = [found[v] for v in node.operands if v in found]
+            keys += [key for one in known for key in one.keys]
+            orders = [*([order] if order else []), *(o for one in known for o in one.orders)]
+            for value in node.results if keys or orders else ():
                 if value in self.values and (self.values[value] == UNREDUCED).sum() > 1:
-                    found[value] = keys
+                    found[value] = Summed(keys, orders)
         return found
 
-    def _scattered(
-        self, value: int, summed: Sequence[int], reader: _Dims, row: np.ndarray, trips: float
-    ) -> None:
+    def _scattered(self, value: int, summed: Summed, reader: _Dims, row: np.ndarray, trips: float) -> None:
         """The dimensions that `value` was summed over want the order of the one that its sums are scattered onto.
 
         Else whole sums are sent, not pieces: as many times what a wish spares as there are pieces.
         """
-        for key in summed:
-            for _, piece in sorted(reader.items()):
+        for _, piece in sorted(reader.items()):
+            count = math.prod(self.axes[axis][1] for axis in self.sets[piece])
+            weight = self.graph.values[value].bytes * trips * count
+            for key in summed.keys:
                 if self.sets[key] == self.sets[piece]:
-                    count = math.prod(self.axes[axis][1] for axis in self.sets[key])
-                    weight = self.graph.values[value].bytes * trips * count
                     self.taken_along.append((key, piece, frozenset(self.sets[key]), weight, None))
+            for order in summed.orders:
+                if set(order) == set(self.sets[piece]):
+                    self.wishes += [(piece, frozenset(order[:n]), weight, None) for n in range(1, len(order))]
 
     def _choose(self) -> dict[Key, tuple[int, ...]]:
         number_of = {key: number for number, key in enumerate(self.keys)}
@@ -330,7 +356,7 @@ class _Resolver:
         found = [
             turn._replace(axes=to_turn(orders[n], first))
             for n, first, _, turn in self.wishes
-            if set(orders[n][: len(first)]) != first
+            if turn is not None and set(orders[n][: len(first)]) != first
         ]
         found += [
             turn

@@ -56,6 +56,23 @@ def test_a_grouped_softmax_is_converted_for_each_of_its_products(scores: str, co
     assert not traffic(graph, graph_rules(graph), "tpu").apart
 
 
+def test_what_the_products_that_read_want_in_batches_is_transposed_once_for_all() -> None:
+    """Experts that every token meets: 4973 MB compiled for H100, 3665 predicted before and 4755 since (jax 0.10.2)."""
+
+    def step(weights: Any, x: Any) -> Any:
+        def loss(weights: Any) -> Any:
+            h = jax.nn.gelu(jnp.einsum("btd,edf->ebtf", x, weights["up"]))
+            return jnp.mean(jnp.einsum("ebtf,efd->ebtd", h, weights["down"]) ** 2)
+
+        return jax.tree.map(lambda w, g: w - g, weights, jax.grad(loss)(weights))
+
+    up, down, x = (jax.ShapeDtypeStruct(shape, "float32") for shape in ((4, 64, 128), (4, 128, 64), (8, 256, 64)))
+    graph = trace(step, ({"up": up, "down": down}, x), {}).graph
+    crossing = traffic(graph, graph_rules(graph), "gpu")
+    read = [v for op in graph.ops if op.primitive == "dot_general" for v in op.operands]
+    gelu = next(v for v in read if read.count(v) == 2 and graph.values[v].shape == (4, 8, 256, 128))
+    assert crossing.stored[gelu]
+
 
 @pytest.mark.parametrize("group", [4, 1])
 def test_gradients_of_grouped_scores_are_transposed_for_each_of_their_products(group: int) -> None:

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxplan
 from jaxplan.ir import trace
-from jaxplan.sharding import registered
+from jaxplan.sharding import graph_rules, registered
 from jaxplan.sharding.rules import registry
 
 X = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
@@ -106,6 +106,22 @@ def test_a_kernel_on_the_platform_that_is_planned_for_is_left_alone() -> None:
     for platform, wanted in (("cpu", {"sin"}), ("cuda", {"foreign_fused"}), ("tpu", {"foreign_mixed"})):
         graph = trace(mixed.bind, (X,), {}, ruled=registered(), platform=platform).graph
         assert {op.primitive for op in graph.ops} == wanted
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
+def test_ragged_products_are_one_operation_on_tpu_alone(platform: str) -> None:
+    """Elsewhere they are compiled to products with every group's matrix, which can be cut by rows and groups."""
+    shapes = jnp.zeros((64, 16)), jnp.zeros((4, 16, 32)), jnp.zeros((4,), jnp.int32)
+
+    def step(x: Any, w: Any, sizes: Any) -> Any:
+        return jax.grad(lambda w: (jax.lax.ragged_dot(x, w, sizes) ** 2).sum())(w)
+
+    graph = trace(step, shapes, {}, ruled=registered(), platform=platform).graph
+    found = {op.primitive for op in graph.ops}
+    rules = graph_rules(graph)
+    flops = sum(rules[op.index].flops for op in graph.ops if "dot_general" in op.primitive)
+    products = 2 * 2 * 64 * 16 * 32
+    assert ("ragged_dot_general" in found, flops) == ((True, products) if platform == "tpu" else (False, 4 * products))
 
 
 def test_a_rule_of_ones_own_goes_before(mesh_4x2: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:

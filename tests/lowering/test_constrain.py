@@ -104,6 +104,26 @@ def test_what_is_cast_twice_is_pinned_wherever_it_is_made(tpu_topology: Callable
     assert [c.bytes for c in sent if c.kind == "all_reduce"] == [1024 * 256 * 2]
 
 
+def test_an_index_that_is_made_twice_is_pinned_wherever_it_is_made() -> None:
+    """Rows are looked up by it, whole, and scattered back in pieces: XLA makes it once, and cut the lookup too."""
+
+    def step(x: jax.Array, places: jax.Array) -> jax.Array:
+        return jnp.zeros_like(x).at[places].add(jnp.tanh(x[places]))
+
+    graph = trace(step, (jax.ShapeDtypeStruct((64, 32), "float32"), jax.ShapeDtypeStruct((256,), "int32")), {}).graph
+    gathered, scattered = graph.lookups()
+    whole, rows = np.array([-1], np.int8), np.array([0], np.int8)
+    values = dict.fromkeys(range(len(graph.values)), whole)
+    reads = {(op.index, i): whole for op in graph.ops for i in range(len(op.operands))}
+    for place in (1, 2):
+        reads[scattered.index, place] = rows
+    pins = planned_constraints(graph, values, reads, {}, Orders(axes=AXES, chosen={}))
+    sites = {pin.site for pin in pins}
+    places = gathered.operands[1], scattered.operands[1]
+    assert places[0] != places[1]
+    assert all(graph.values[v].site in sites for v in places)
+
+
 def test_what_a_remat_body_reads_in_two_layouts_is_pinned_where_it_enters() -> None:
     """Behind the barrier the one reader's gather stood for the value itself: the other product gathered both operands
     (a mixture of experts with a shared expert on eight H100, jax 0.10.2)."""

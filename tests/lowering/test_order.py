@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from jaxplan.ir import trace
+from jaxplan.lowering import compiled_collectives
 from jaxplan.lowering.order import resolve_orders
 from jaxplan.sharding import NONE, UNREDUCED, graph_rules
 
@@ -145,3 +151,49 @@ def test_major_axes_that_lead_already_turn_nothing() -> None:
     (turn,) = found.turns
     led = {found.layout("value", x, 0, every, 2).dims[0][0]}
     assert led == {"a"} and {axes[axis][0] for axis in turn.axes} == {"b", "c"}
+
+
+SUMMED = [((0, 1), "tpu", ("model", "data")), ((1, 0), "tpu", ("data", "model")), ((0, 1), "gpu", ("data", "model"))]
+"""Dimensions that a product sums over, of which "model" cuts the first and "data" the second; where; the order of axes
+in which its sums are scattered."""
+
+
+@pytest.mark.parametrize(("contracted", "platform", "order"), SUMMED)
+def test_sums_over_several_dimensions_are_scattered_in_the_order_of_these(
+    contracted: tuple[int, int], platform: str, order: tuple[str, ...]
+) -> None:
+    shapes = jax.ShapeDtypeStruct((16, 64, 256), "float32"), jax.ShapeDtypeStruct((16, 64, 512), "float32")
+    graph = trace(
+        lambda x, y: jnp.sin(jax.lax.dot_general(x, y, ((contracted, contracted), ((), ())))), shapes, {}
+    ).graph
+    dot, sin = graph.ops
+    cut, piece, parts = (np.array(row, np.int8) for row in ((1, 0), (0, 0), (UNREDUCED, UNREDUCED)))
+    rules = graph_rules(graph)
+    over = [rules[0].operands[0][d][0] for d in (1, 0)]
+    (x, y), (z,), (w,) = graph.inputs, dot.results, sin.results
+    found = resolve_orders(
+        graph, rules, AXES, {x: cut, y: cut, z: parts, w: piece}, {(0, 0): cut, (0, 1): cut, (1, 0): piece},
+        {0: piece}, {0: np.array(over, np.int8), 1: piece}, {}, platform=platform,
+    )  # fmt: skip
+    assert found.layout("read", 1, 0, piece, 2).dims[0] == order
+    assert not found.turns
+
+
+@pytest.mark.aot_tpu
+@pytest.mark.parametrize(("contracted", "platform", "order"), [one for one in SUMMED if one[1] == "tpu"])
+def test_so_xla_scatters_them(
+    contracted: tuple[int, int], platform: str, order: tuple[str, ...], tpu_topology: Callable[[str], Any]
+) -> None:
+    """In the other order the whole sum is sent to all, and cut after that."""
+    mesh = Mesh(np.array(tpu_topology("v5e:2x4").devices).reshape(4, 2), ("data", "model"))
+    cut, whole = NamedSharding(mesh, P("model", "data")), NamedSharding(mesh, P())
+    shapes = [jax.ShapeDtypeStruct((16, 64, width), "float32", sharding=cut) for width in (256, 512)]
+    for axes, kind in ((order, "reduce_scatter"), (order[::-1], "all_reduce")):
+
+        def product(x: Any, y: Any, axes: tuple[str, ...] = axes) -> Any:
+            made = jax.lax.dot_general(x, y, ((contracted, contracted), ((), ())))
+            made = jax.lax.with_sharding_constraint(made, whole)
+            return jax.lax.with_sharding_constraint(made, NamedSharding(mesh, P(axes)))
+
+        sent = compiled_collectives(jax.jit(product).lower(*shapes).compile().as_text(), AXES)
+        assert [one.kind for one in sent] == [kind]
