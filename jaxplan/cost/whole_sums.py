@@ -1,14 +1,20 @@
 """Sums that XLA for TPU makes whole on every device and then cuts, though each device wants a piece.
 
-It scatters a sum in whole tiles of the layout in which the piece lies: the one that pads the piece least, of equals the
-one with the last dimension in lanes and the last but one in rows.  Where the dimension that is scattered lies in lanes,
-a piece has to be whole lane tiles long, of 2-byte elements an even number of them (two rows are packed into one); where
-it lies in rows, whole tiles of 8 rows, of 2-byte elements 16 unless it is the outermost dimension.  Any other dimension
-is scattered always.  (Products of 60 shapes of two to four dimensions, scattered over all and parts of v5e 2x4, v5p
-2x2x2 and v6e 4x4, jax 0.10.2, libtpu 0.0.42.1.)
+It scatters a sum in whole tiles of the layout in which the piece lies: the one that pads it least.  Of equals, a
+product's result has the last dimension of its second operand in lanes and the last one of its first in rows, or the
+other way round; any other tensor the last dimension in lanes and the last but one in rows.  The other dimensions lie
+outside of the tiles, in their order, but for those that the piece has one element of: these may lie anywhere.
+
+Where the dimension that is scattered lies in lanes, a piece has to be whole lane tiles long, of 2-byte elements an even
+number of them (two rows are packed into one); where it lies in rows, whole tiles of 8 rows, of 2-byte elements 16
+unless it is the outermost dimension; and outside of the tiles it has to be the outermost one, so that a piece lies in
+one piece.  (Products of 60 shapes of two to four dimensions, scattered over all and parts of v5e 2x4, v5p 2x2x2 and v6e
+4x4, and of 200 more on v5e, jax 0.10.2, libtpu 0.0.42.1.)
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 
@@ -26,10 +32,41 @@ def made_whole(tensor: Value, places: np.ndarray, axes: MeshAxes) -> np.ndarray:
     if rank < 2 or item_bytes not in (2, 4):
         return whole
     sizes, every = local_sizes(tensor.shape, places, axes), np.arange(len(places))
-    backwards = np.round(padding(sizes, item_bytes), 6)[:, ::-1, ::-1].reshape(len(places), -1).argmin(axis=1)
-    lane, row = rank - 1 - backwards // rank, rank - 1 - backwards % rank
+    lane, row = _in_tiles(np.round(padding(sizes, item_bytes), 6), tensor)
     packed = 2 if item_bytes == 2 else 1
-    outermost = sizes.prod(axis=1) == sizes[every, lane] * sizes[every, row]
+    outside = sizes > 1
+    outside[every, lane] = outside[every, row] = False
+    whole[:] = outside & (np.cumsum(outside, axis=1) > 1)
     whole[every, lane] = sizes[every, lane] % (packed * LANES) != 0
-    whole[every, row] = sizes[every, row] % (np.where(outermost, 1, packed) * SUBLANES) != 0
+    whole[every, row] = sizes[every, row] % (np.where(outside.any(axis=1), packed, 1) * SUBLANES) != 0
+    whole |= (sizes[every, row] <= SUBLANES // 2)[:, None]
     return whole
+
+
+def _in_tiles(padded: np.ndarray, tensor: Value) -> tuple[np.ndarray, np.ndarray]:
+    """The dimensions in lanes and in rows; `padded`: `float[n, rank, rank]`, how much each choice of them pads."""
+    rank = padded.shape[1]
+    choices = [(lane, row) for lane in reversed(range(rank)) for row in reversed(range(rank))]
+    if tensor.sides is not None:
+        choices.sort(key=_unlike_a_product(tensor))
+    lanes, rows = np.array(choices).T
+    chosen = padded[:, lanes, rows].argmin(axis=1)
+    return lanes[chosen], rows[chosen]
+
+
+def _unlike_a_product(tensor: Value) -> Callable[[tuple[int, int]], int]:
+    """How far (lane, row) is from where a product's dimensions lie."""
+    first, second = tensor.sides or (0, 0)
+    own = [d for d in range(first, second) if tensor.shape[d] > 1]
+    other = [d for d in range(second, len(tensor.shape)) if tensor.shape[d] > 1]
+    in_rows = next((d for d in reversed(own) if tensor.shape[d] % SUBLANES == 0), own[-1] if own else -1)
+    in_lanes = other[-1] if other else -1
+
+    def distance(choice: tuple[int, int]) -> int:
+        lane, row = choice
+        nearest = [(in_lanes, in_rows), (in_rows, in_lanes)]
+        if choice in nearest:
+            return nearest.index(choice)
+        return 2 if lane in other and row in own else 3 if lane in own and row in other else 4
+
+    return distance

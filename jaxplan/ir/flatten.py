@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding
 from .._jax import Literal, as_closed, dtype_bytes, scan_signature
 from .graph import Loop, Op, Site, Value
 from .memory_space import on_host
+from .products import sides_of
 from .sources import UNKNOWN, source_of
 
 _CALLS: Mapping[str, str] = {
@@ -112,6 +113,7 @@ class Flattener:
         *,
         constant: bool = False,
         number: float | None = None,
+        sides: tuple[int, int] | None = None,
     ) -> int:
         index = len(self.values)
         if id(aval) not in self._types:  # equal types are mostly one object, which is kept
@@ -121,7 +123,7 @@ class Flattener:
         self.values.append(
             Value(
                 index=index, shape=shape, dtype=element, item_bytes=item_bytes, name=name, site=site,
-                constant=constant, number=number, host=host,
+                constant=constant, number=number, host=host, sides=sides,
             )
         )  # fmt: skip
         return index
@@ -230,8 +232,8 @@ class Flattener:
         elif name in _TYPES:
             results = operands
         else:
-            made = enumerate(eqn.outvars)
-            results = [self.value(v.aval, f"{name}", Site(frame, "result", position, i)) for i, v in made]
+            made, sides = enumerate(eqn.outvars), sides_of(eqn) if name == "dot_general" else None
+            results = [self.value(v.aval, f"{name}", Site(frame, "result", position, i), sides=sides) for i, v in made]
             sites = [Site(frame, "operand", position, i) for i in range(len(operands))]
             params, source = eqn.params, self._source
             if self._restate is not None:

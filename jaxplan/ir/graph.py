@@ -51,7 +51,8 @@ class Value:
     """One tensor. `shape` is global; `item_bytes` the size of an element; `site` where it is made (None: input).
 
     `number` is what a literal is; `narrowed`: it is f32 to the program and held in fewer bytes, its sums apart; `host`:
-    it lies in the host's memory.
+    it lies in the host's memory; `sides`: of a product's result where the dimensions of its first operand alone begin,
+    and where those of its second.
     """
 
     index: int
@@ -64,6 +65,7 @@ class Value:
     number: float | None = None
     narrowed: bool = False
     host: bool = False
+    sides: tuple[int, int] | None = None
 
     def narrow(self) -> Value:
         """The same held in bf16, see `cost.narrowed`."""

@@ -64,3 +64,9 @@ def _params(params: dict[str, Any]) -> dict[str, Any]:
         "dimension_numbers": ((rhs_sum, lhs_sum), (rhs_batch, lhs_batch)),
         "precision": precision[::-1] if isinstance(precision, tuple) else precision,
     }
+
+
+def sides_of(product: Any) -> tuple[int, int]:
+    """See `Value.sides`."""
+    (contracted, _), (batch, _) = product.params["dimension_numbers"]
+    return len(batch), len(product.invars[0].aval.shape) - len(contracted)

@@ -12,45 +12,57 @@ from jaxplan.sharding import NONE
 AXES = (("data", 4), ("model", 2))
 
 SEEN = {
-    # dtype, shape, which dimensions data and model cut: whether the sum scattered onto the first of them is made whole
-    ("bfloat16", (768, 12, 64), (0, 0)): True,  # 96 lanes
-    ("bfloat16", (768, 12, 64), (2, 2)): True,  # 8 rows of pairs
-    ("bfloat16", (12, 64, 768), (1, 1)): True,
-    ("bfloat16", (12, 64, 768), (2, 2)): True,
-    ("bfloat16", (1024, 16, 64), (0, 0)): True,  # 128 lanes: half a packed row
-    ("bfloat16", (1024, 16, 64), (1, 1)): False,
-    ("bfloat16", (2048, 16, 64), (0, 0)): False,
-    ("bfloat16", (768, 3, 12, 64), (0, 0)): True,
-    ("bfloat16", (768, 3072), (0, 0)): False,
-    ("bfloat16", (768, 3072), (1, 1)): True,  # 384 lanes
-    ("bfloat16", (3072, 768), (1, 1)): False,  # lies with the 3072 in lanes
-    ("bfloat16", (768, 64), (0, 0)): True,
-    ("bfloat16", (768, 64), (1, 1)): False,  # 8 rows, the outermost dimension
-    ("bfloat16", (32, 2048), (0, 0)): True,
-    ("bfloat16", (192, 768), (0, 0)): False,
-    ("bfloat16", (12, 192, 768), (1, 1)): True,  # 24 rows
-    ("bfloat16", (384, 6, 64), (0, 0)): False,
-    ("bfloat16", (768, 192), (0, 0)): False,
-    ("bfloat16", (768, 12, 64), (0, 1)): True,  # 192 lanes over data, heads over model
-    ("bfloat16", (768, 12, 64), (2, 1)): False,
-    ("bfloat16", (16, 64, 1024), (1, 0)): False,
-    ("float32", (768, 12, 64), (0, 0)): True,
-    ("float32", (768, 12, 64), (2, 2)): False,
-    ("float32", (3072, 12, 64), (0, 0)): False,
-    ("float32", (768, 3072), (1, 1)): False,
-    ("float32", (640, 10, 64), (0, 0)): True,
-    ("float32", (768, 64), (0, 0)): True,
-    ("float32", (16, 32, 2048), (1, 1)): True,  # 4 rows
-    ("float32", (512, 8, 64), (0, 0)): False,
+    # dtype, shape, sides, which dimensions data and model cut: whether the sum scattered onto the first is made whole
+    ("bfloat16", (768, 12, 64), (0, 1), (0, 0)): True,  # 96 lanes
+    ("bfloat16", (768, 12, 64), (0, 1), (2, 2)): True,  # 8 rows of pairs
+    ("bfloat16", (12, 64, 768), (0, 2), (1, 1)): True,
+    ("bfloat16", (12, 64, 768), (0, 2), (2, 2)): True,
+    ("bfloat16", (1024, 16, 64), (0, 1), (0, 0)): True,  # 128 lanes: half a packed row
+    ("bfloat16", (1024, 16, 64), (0, 1), (1, 1)): False,
+    ("bfloat16", (2048, 16, 64), (0, 1), (0, 0)): False,
+    ("bfloat16", (768, 3, 12, 64), (0, 1), (0, 0)): True,
+    ("bfloat16", (768, 3072), (0, 1), (0, 0)): False,
+    ("bfloat16", (768, 3072), (0, 1), (1, 1)): True,  # 384 lanes
+    ("bfloat16", (3072, 768), (0, 1), (1, 1)): False,  # lies with the 3072 in lanes
+    ("bfloat16", (768, 64), (0, 1), (0, 0)): True,
+    ("bfloat16", (768, 64), (0, 1), (1, 1)): False,  # 8 rows, the outermost dimension
+    ("bfloat16", (32, 2048), (0, 1), (0, 0)): True,
+    ("bfloat16", (192, 768), (0, 1), (0, 0)): False,
+    ("bfloat16", (12, 192, 768), (0, 2), (1, 1)): True,  # 24 rows
+    ("bfloat16", (384, 6, 64), (0, 1), (0, 0)): False,
+    ("bfloat16", (768, 192), (0, 1), (0, 0)): False,
+    ("bfloat16", (768, 12, 64), (0, 1), (0, 1)): True,  # 192 lanes over data, heads over model
+    ("bfloat16", (768, 12, 64), (0, 1), (2, 1)): False,
+    ("bfloat16", (16, 64, 1024), (0, 2), (1, 0)): False,
+    ("float32", (768, 12, 64), (0, 1), (0, 0)): True,
+    ("float32", (768, 12, 64), (0, 1), (2, 2)): False,
+    ("float32", (3072, 12, 64), (0, 1), (0, 0)): False,
+    ("float32", (768, 3072), (0, 1), (1, 1)): False,
+    ("float32", (640, 10, 64), (0, 1), (0, 0)): True,
+    ("float32", (768, 64), (0, 1), (0, 0)): True,
+    ("float32", (16, 32, 2048), (0, 2), (1, 1)): True,  # 4 rows
+    ("float32", (512, 8, 64), (0, 1), (0, 0)): False,
+    ("float32", (1024, 3, 16, 64), (0, 1), (2, 2)): True,  # two heads of each of queries, keys and values
+    ("float32", (1024, 16, 3, 64), (0, 1), (1, 1)): False,
+    ("bfloat16", (1024, 16, 128), (0, 1), (1, 1)): False,  # heads are outermost, the 1024 in rows
+    ("float32", (1024, 3, 16, 128), (0, 1), (2, 2)): True,
+    ("float32", (256, 4, 8, 128), (0, 1), (2, 2)): False,  # pieces of one element lie outermost
+    ("float32", (3, 16, 64, 1024), (0, 3), (1, 1)): True,
+    ("bfloat16", (64, 3, 32, 256), (0, 1), (0, 0)): True,  # 8 rows
+    ("bfloat16", (64, 3, 32, 256), (0, 3), (0, 0)): False,  # the 32 lie in rows
+    ("bfloat16", (3, 512, 8, 80), (0, 2), (3, 3)): True,
+    ("float32", (3, 768, 32, 64), (0, 2), (2, 2)): True,
+    ("bfloat16", (192, 4, 1024), (1, 2), (0, 0)): True,  # tiles of four rows
 }
 
 
 @pytest.mark.parametrize("case", SEEN, ids=str)
 def test_a_sum_is_made_whole_where_its_piece_is_no_whole_tiles(
-    case: tuple[str, tuple[int, ...], tuple[int, int]],
+    case: tuple[str, tuple[int, ...], tuple[int, int], tuple[int, int]],
 ) -> None:
-    dtype, shape, cut = case
-    tensor = Value(index=0, name="sum", shape=shape, dtype=dtype, item_bytes=2 if dtype == "bfloat16" else 4)
+    dtype, shape, sides, cut = case
+    item_bytes = 2 if dtype == "bfloat16" else 4
+    tensor = Value(index=0, name="sum", shape=shape, dtype=dtype, item_bytes=item_bytes, sides=sides)
     (whole,) = made_whole(tensor, np.array([cut], np.int8), AXES)
     assert whole[cut[0]] == SEEN[case]
 
