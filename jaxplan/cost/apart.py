@@ -7,7 +7,9 @@ it, and none is kept in between: Llama's grouped attention converts its softmax 
 backward pass, once more for their gradient (H100, jax 0.10.2).  Under remat, where both products are near, one kernel
 may write both copies (eight queries a group).  What is a batch of the products that read, but none of the one that the
 value is made of, has to come first in memory: it is transposed as that product writes it, and both read it so (experts
-that every token meets, `btd,edf->ebtf`, and what a gelu makes of them).
+that every token meets, `btd,edf->ebtf`, and what a gelu makes of them).  Where the transposition only exchanges the
+two operands' dimensions, so does XLA, and the value lies in order: attention of one query a group, whose softmax is
+kept for both (GPT-2, unrolled).
 """
 
 from __future__ import annotations
@@ -48,8 +50,23 @@ def made_apart(flow: Flow, cheap: Set[int]) -> Mapping[int, tuple[tuple[int, int
     return {
         value: tuple(reads[value])
         for value, maker in makers.items()
-        if maker is not None and _batches(maker) >= batch[value]
+        if maker is not None and _batches(maker) >= batch[value] and not _exchanged(flow, maker)
     }
+
+
+def _exchanged(flow: Flow, product: Op) -> bool:
+    """Whether all that reads a product reads it with its first operand's dimensions behind its second's."""
+    (result,) = product.results
+    tensor = flow.graph.values[result]
+    if tensor.sides is None:
+        return False
+    (first, second), rank = tensor.sides, len(tensor.shape)
+    wanted = [d for d in (*range(first), *range(second, rank), *range(first, second)) if tensor.shape[d] > 1]
+    readers = [flow.graph.ops[op] for op, _ in flow.graph.uses()[result]]
+    return all(
+        op.primitive == "transpose" and [d for d in op.params["permutation"] if tensor.shape[d] > 1] == wanted
+        for op in readers
+    )
 
 
 def _batches(product: Op) -> int:

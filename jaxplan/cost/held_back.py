@@ -16,18 +16,21 @@ wait lie where the forward pass's activations have been, so that what is large f
 are, those of an ensemble, of 268, are not.
 
 Sums that are only scattered are held back too where XLA makes one collective of all of them, for that one wants the
-last of them: a diffusion U-Net, a ConvNeXt and a MobileNet of a few million parameters.
+last of them: a diffusion U-Net, a ConvNeXt and a MobileNet of a few million parameters.  Where it makes several, the
+products run with the backward pass, and what they make waits for the last sum of the same collective: 45 gradients of a
+diffusion transformer's six blocks, 193 MiB (H100, jax 0.10.2).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from ..ir import Graph, Op
 from ..sharding import UNREDUCED, MeshAxes, Step, reshard_steps
+from .tiles import device_bytes
 
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 
@@ -59,18 +62,10 @@ def held_back(
     Returns:
       Times at which products after the last loop that no other product needs run when what they make is wanted.
     """
-    sizes = dict(axes)
     last = graph.ops[max((loop.stop for loop in graph.loops), default=0) :]
     held, needed = _last_products(last, ())
-    summed: dict[tuple[int, bytes], tuple[Step, ...]] = {}
-    for (reader, position), row in reads.items():
-        value = graph.ops[reader].operands[position]
-        if value in held and (made := values.get(value)) is not None and UNREDUCED in made.tolist():
-            summed[value, row.tobytes()] = reshard_steps(made, row, graph.values[value].bytes, axes)
-    steps = [step for found in summed.values() for step in found]
-    scattered = [
-        step.bytes / math.prod(sizes[n] for n in step.axes) for step in steps if step.kind == "reduce_scatter"
-    ]
+    steps = [step for _, step in _summed(graph, axes, held, values, reads)]
+    scattered = [_result_bytes(step, axes) for step in steps if step.kind == "reduce_scatter"]
     if not any(step.kind == "all_reduce" for step in steps) and not 0 < sum(scattered) <= _COMBINED_BYTES:
         return tuple(times)
     later = list(times)
@@ -82,6 +77,62 @@ def held_back(
         for value in op.operands:
             wanted[value] = min(wanted.get(value, later[op.index]), later[op.index])
     return tuple(later)
+
+
+def combined_sums(
+    graph: Graph,
+    axes: MeshAxes,
+    times: Sequence[int],
+    values: Mapping[int, np.ndarray],
+    reads: Mapping[tuple[int, int], np.ndarray],
+) -> Iterator[tuple[int, int, int]]:
+    """(start, stop, bytes) of the last products' sums on GPU that wait for the last one that is scattered with them."""
+    last = graph.ops[max((loop.stop for loop in graph.loops), default=0) :]
+    held, _ = _last_products(last, ())
+    producers = graph.producers()
+    scattered: dict[tuple[str, ...], list[tuple[int, int, float]]] = {}
+    for value, step in _summed(graph, axes, held, values, reads):
+        if step.kind == "reduce_scatter":
+            made = times[producers[value]]
+            scattered.setdefault(step.axes, []).append((made, value, _result_bytes(step, axes)))
+    for sums in scattered.values():
+        together: list[tuple[int, int]] = []
+        room = _COMBINED_BYTES
+        for made, value, size in [*sorted(sums), (-1, -1, math.inf)]:
+            if size > room:
+                until = max((time for time, _ in together), default=0)
+                for time, one in together:
+                    if time < until:
+                        row = values[one][None]
+                        yield time + 1, until + 1, int(device_bytes(graph.values[one], row, axes, "gpu")[0])
+                together, room = [], _COMBINED_BYTES
+            together.append((made, value))
+            room -= size
+
+
+def _summed(
+    graph: Graph,
+    axes: MeshAxes,
+    made_of: Collection[int],
+    values: Mapping[int, np.ndarray],
+    reads: Mapping[tuple[int, int], np.ndarray],
+) -> Iterator[tuple[int, Step]]:
+    """The collectives that finish sums over devices among `made_of`, once for each layout."""
+    seen: set[tuple[int, bytes]] = set()
+    for (reader, position), row in reads.items():
+        value = graph.ops[reader].operands[position]
+        if value in made_of and (made := values.get(value)) is not None and UNREDUCED in made.tolist():
+            key = value, row.tobytes()
+            if key not in seen:
+                seen.add(key)
+                for step in reshard_steps(made, row, graph.values[value].bytes, axes):
+                    yield value, step
+
+
+def _result_bytes(step: Step, axes: MeshAxes) -> float:
+    """Of a reduce_scatter on one device."""
+    sizes = dict(axes)
+    return step.bytes / math.prod(sizes[name] for name in step.axes)
 
 
 def awaited_sums(graph: Graph, times: Sequence[int]) -> dict[int, int]:

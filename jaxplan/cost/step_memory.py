@@ -14,7 +14,7 @@ from .bodies import Body
 from .copied_back import back_and_forth
 from .crossing import Traffic
 from .few_images import moved_pixels
-from .held_back import held_back, put_off
+from .held_back import combined_sums, held_back, put_off
 from .invariants import Invariant
 from .memory import MemoryProfile, simulate_memory
 from .model import CostModel
@@ -73,6 +73,8 @@ def step_memory(
         beside += padded_images(graph, axes, times, needed, reads)
         in_rows, late = written_in_rows(graph, axes, crossing.row_sums, times, needed, reads, values)
         beside += in_rows
+        if times is crossing.times or times == crossing.times:
+            beside += combined_sums(graph, axes, times, values, reads)
     if model.profile.kind == "tpu":
         beside += ring_operands(graph, axes, stored, crossing.producers, times, values, reads)
         room = model.profile.on_chip_bytes or 0

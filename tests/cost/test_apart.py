@@ -56,6 +56,19 @@ def test_a_grouped_softmax_is_converted_for_each_of_its_products(scores: str, co
     assert not traffic(graph, graph_rules(graph), "tpu").apart
 
 
+def test_a_softmax_of_one_query_a_group_is_kept_for_both_of_its_products() -> None:
+    """Its scores are transposed by an exchange of the product's operands alone, and lie as both want them.
+
+    GPT-2 with 32 sequences on eight H100, unrolled: 6264 MB compiled, 5036 predicted before and 6131 since (jax 0.10.2).
+    """
+    weight = jax.ShapeDtypeStruct((128, HEADS, 1, WIDTH), jnp.bfloat16)
+    graph = trace(attention_step("bkgts"), (weight, shapes()[1]), {}).graph
+    crossing = traffic(graph, graph_rules(graph), "gpu")
+    assert not crossing.apart
+    softmax = [op.results[0] for op in graph.ops if graph.values[op.results[0]].shape == (2, HEADS, 1, LENGTH, LENGTH)]
+    assert [v for v in softmax if crossing.stored[v] and graph.values[v].dtype == "bfloat16"]
+
+
 def test_what_the_products_that_read_want_in_batches_is_transposed_once_for_all() -> None:
     """Experts that every token meets: 4973 MB compiled for H100, 3665 predicted before and 4755 since (jax 0.10.2)."""
 
