@@ -97,7 +97,7 @@ def combined_sums(
             scattered.setdefault(step.axes, []).append((made, value, _result_bytes(step, axes)))
     for sums in scattered.values():
         together: list[tuple[int, int]] = []
-        room = _COMBINED_BYTES
+        room: float = _COMBINED_BYTES
         for made, value, size in [*sorted(sums), (-1, -1, math.inf)]:
             if size > room:
                 until = max((time for time, _ in together), default=0)

@@ -60,14 +60,20 @@ def fused_on(platform: str, graph: Graph, op: Op) -> bool:
     return platform == "tpu" and (is_hash(graph, op) or is_selection(graph, op))
 
 
+_POOLINGS = frozenset({"reduce_window_max", "reduce_window_sum", "select_and_scatter_add"})
+
+
 def read_whole(
     platform: str, graph: Graph, kinds: Sequence[str], producers: Sequence[int], source: Sequence[bool], op: Op
 ) -> Sequence[int]:
     """What an operation that is no product and that nothing joins reads from memory.
 
     XLA for GPU computes what a scatter adds in the scatter's kernel: rows gathered for two million edges of a graph
-    network and added up at others are in no buffer (H100, jax 0.10.2).  For a TPU's `top_k` see `sorting`.
+    network and added up at others are in no buffer; and so what is pooled, here and for the gradient, of what that is
+elementwise made of (VGG-16's relus; H100, jax 0.10.2).  For a TPU's `top_k` see `sorting`.
     """
+    if platform == "gpu" and op.primitive in _POOLINGS:
+        return ()
     if selects(graph, op, platform):
         return [selected_from(graph, kinds, producers, source, op.operands[0])]
     return op.operands[:1] if platform == "gpu" and op.primitive == "scatter-add" else op.operands

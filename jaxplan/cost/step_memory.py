@@ -19,7 +19,7 @@ from .invariants import Invariant
 from .memory import MemoryProfile, simulate_memory
 from .model import CostModel
 from .padded_images import padded_images
-from .pooling import pooling_scratch
+from .pooling import places_of_poolings
 from .rings import ring_operands
 from .row_sums import written_in_rows
 from .sorting import sorting_scratch
@@ -60,12 +60,13 @@ def step_memory(
     if moved:
         times, reads = moved.times, moved.reads
         lives = lives_of(graph, moved.stored, times)
-    scratch = split_scratch(graph, axes, reads, model.profile) | pooling_scratch(graph, axes, reads, model.profile)
+    scratch = split_scratch(graph, axes, reads, model.profile)
     scratch |= sorting_scratch(graph, axes, reads, model.profile.kind)
     scratch |= {index: _peak_inside(body, model) for index, body in crossing.bodies.items()}
     for op, size in apart_scratch(graph, axes, crossing.apart, reads).items():
         scratch[op] = scratch.get(op, 0) + size
     beside = [*(moved.copies if moved else ()), *_handed_over(graph, axes, crossing.invariants, values)]
+    beside += places_of_poolings(graph, axes, times, reads, model.profile)
     beside += turned_updates(graph, axes, crossing.updates, times, values, reads)
     late: dict[int, int] = {}
     if model.profile.kind == "gpu":
@@ -73,7 +74,7 @@ def step_memory(
         beside += padded_images(graph, axes, times, needed, reads)
         in_rows, late = written_in_rows(graph, axes, crossing.row_sums, times, needed, reads, values)
         beside += in_rows
-        if times is crossing.times or times == crossing.times:
+        if times == crossing.times:
             beside += combined_sums(graph, axes, times, values, reads)
     if model.profile.kind == "tpu":
         beside += ring_operands(graph, axes, stored, crossing.producers, times, values, reads)

@@ -59,7 +59,7 @@ def test_a_grouped_softmax_is_converted_for_each_of_its_products(scores: str, co
 def test_a_softmax_of_one_query_a_group_is_kept_for_both_of_its_products() -> None:
     """Its scores are transposed by an exchange of the product's operands alone, and lie as both want them.
 
-    GPT-2 with 32 sequences on eight H100, unrolled: 6264 MB compiled, 5036 predicted before and 6131 since (jax 0.10.2).
+    GPT-2 with 32 sequences on eight H100, unrolled: 6264 MB compiled, 5036 predicted before, 6131 since (jax 0.10.2).
     """
     weight = jax.ShapeDtypeStruct((128, HEADS, 1, WIDTH), jnp.bfloat16)
     graph = trace(attention_step("bkgts"), (weight, shapes()[1]), {}).graph

@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxplan.cost.pooling import pooling_scratch
+from jaxplan.cost import traffic
+from jaxplan.cost.pooling import places_of_poolings
 from jaxplan.hardware import load_profile
 from jaxplan.ir import trace
+from jaxplan.sharding import graph_rules
 
 
 def test_a_gpu_finds_the_place_of_every_windows_largest_element() -> None:
@@ -23,5 +25,37 @@ def test_a_gpu_finds_the_place_of_every_windows_largest_element() -> None:
     graph = trace(jax.grad(pooled), (jax.ShapeDtypeStruct((256, 112, 112, 64), jnp.bfloat16),), {}).graph
     (op,) = [op for op in graph.ops if op.primitive == "select_and_scatter_add"]
     axes, reads = (("data", 4), ("model", 2)), {(op.index, 0): np.array([0, 0], np.int8)}
-    assert pooling_scratch(graph, axes, reads, load_profile("h100")) == {op.index: 4 * 4 * 32 * 56 * 56 * 64}
-    assert not pooling_scratch(graph, axes, reads, load_profile("tpu-v5e"))
+    times = range(len(graph.ops))
+    found = places_of_poolings(graph, axes, times, reads, load_profile("h100"))
+    assert [*found] == [(op.index, op.index + 1, 4 * 4 * 32 * 56 * 56 * 64)]
+    assert not [*places_of_poolings(graph, axes, times, reads, load_profile("tpu-v5e"))]
+
+
+def test_poolings_read_what_is_computed_of_a_convolution_and_all_places_are_found_first() -> None:
+    """VGG-16 with 256 images on eight H100: 3286 MB compiled, 2575 predicted before and 3300 since (jax 0.10.2)."""
+
+    def step(kernels: Any, images: Any) -> Any:
+        def loss(kernels: Any) -> Any:
+            made = images
+            for kernel in kernels:
+                made = jax.lax.conv_general_dilated(
+                    made, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+                )
+                made = jax.nn.relu(made)
+                made = jax.lax.reduce_window(made, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+            return jnp.sum(made**2)
+
+        return jax.grad(loss)(kernels)
+
+    kernels = [jax.ShapeDtypeStruct((3, 3, *channels), jnp.float32) for channels in ((8, 32), (32, 64))]
+    graph = trace(step, (kernels, jax.ShapeDtypeStruct((16, 64, 64, 8), jnp.float32)), {}).graph
+    crossing, whole = traffic(graph, graph_rules(graph), "gpu"), np.array([-1], np.int8)
+    pooled = [op.operands[0] for op in graph.ops if op.primitive == "reduce_window_max"]
+    assert [graph.ops[graph.producers()[v]].primitive for v in pooled] == ["max", "max"]
+    assert not any(crossing.stored[v] for v in pooled)
+    reads = {(op.index, 0): whole for op in graph.ops if op.operands}
+    found = [*places_of_poolings(graph, (("data", 8),), crossing.times, reads, load_profile("h100"))]
+    assert [start for start, *_ in found] == [found[0][0]] * 2
+    assert {v for fill in crossing.fills for v, _ in fill.written} >= {
+        op.results[0] for op in graph.ops if op.primitive == "select_and_scatter_add"
+    }
