@@ -12,6 +12,7 @@ from ..sharding import NONE, UNREDUCED, Layout, cut_locally, reshard_path, runs_
 from .axis_orders import Orders
 from .in_loops import behind_barriers
 from .kernels import LOCAL
+from .outer_products import multiplied
 from .pending import HELD, held_values
 
 _EDGES = frozenset({"carry_init", "carry_next", "scan_slice", "scan_stack", "cond_join"})
@@ -42,7 +43,8 @@ def planned_constraints(
     Between a transposed sum and what reads the addition it goes to nothing is pinned (`turned_sums`).
     A loop's carry and stacked results are pinned too: they have one layout for the whole loop, which propagation
     would take from whichever end it reaches first.  So is what a reader takes otherwise than it is made
-    (`read_otherwise`): its maker would be computed as it is read; and what XLA cuts wrongly (`cut_wrongly`).
+    (`read_otherwise`): its maker would be computed as it is read; and what XLA cuts wrongly (`cut_wrongly`) or
+    multiplies (`multiplied`).
     A result that is brought to where it lies in several moves (`outputs`: its row, by position) is asked for one by
     one: weights updated in pieces of rows and kept in columns were gathered whole, see `reshard_path`.
     """
@@ -54,7 +56,7 @@ def planned_constraints(
             moved.append((index, position))
     held = held_values(graph, values, reads)
     turned, at_once = turned_sums(graph, values, reads, held), _scattered_at_once(graph, values, reads, held, waited)
-    kept = made_alike(graph, read_otherwise(graph, moved)) | cut_wrongly(graph)
+    kept = made_alike(graph, read_otherwise(graph, moved)) | cut_wrongly(graph) | multiplied(graph)
     pins: dict[tuple[Site, Layout], Constraint] = {}
 
     def pin(site: Site | None, layout: Layout, value: int, source: str, primitive: str, why: str) -> None:

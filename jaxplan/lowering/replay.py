@@ -15,6 +15,7 @@ from ..sharding import Layout, runs_locally
 from .ahead import Ahead, ahead_of_loops
 from .kernels import opaque, run_locally
 from .listing import KEPT_CALLS, seen_through
+from .outer_products import on_their_own
 from .pending import Held, finished, held_as, on_parts
 from .repeats import Short
 from .starts import in_range
@@ -243,7 +244,8 @@ class Replay:
         elif self._alike is not None and (there := alone(eqn)) is not None:
             return [jax.lax.neg(operands[there])]
         else:
-            results = eqn.primitive.bind(*in_range(eqn, operands), **eqn.primitive.get_bind_params(params))
+            operands = on_their_own(eqn, in_range(eqn, operands))
+            results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(params))
             return results if eqn.primitive.multiple_results else [results]
         return eqn.primitive.bind(*operands, **{**params, **changed})
 
