@@ -196,7 +196,8 @@ def reordered_arguments(flow: Flow) -> tuple[SecondStack, ...]:
 
     XLA for GPU wants the batch dimensions of a product first: caches [batch, length, heads, dim] whose heads are a
     batch are transposed before the loop.  Donated ones give up their buffers to one another: one is there twice at a
-    time, the largest (decoding with caches compiled for H100, jax 0.10.2).
+    time, the largest (decoding with caches compiled for H100, jax 0.10.2).  cuBLAS multiplies int8 by int8 with the
+    dimensions that it sums last: quantised weights that are summed along their rows are transposed, too.
     """
     graph, place = flow.graph, {value: position for position, value in enumerate(flow.graph.inputs)}
     taken: dict[int, tuple[int, SecondStack]] = {}  # what holds elements of an argument -> that one, and its copy
@@ -214,8 +215,11 @@ def reordered_arguments(flow: Flow) -> tuple[SecondStack, ...]:
                 copy = copy._replace(stop=_end(graph, copy.start))
             taken.update(dict.fromkeys(op.results, (argument, copy)))
         elif op.primitive == "dot_general":
-            for value, batch in zip(op.operands, op.params["dimension_numbers"][1], strict=True):
-                if value in taken and sorted(batch) != list(range(len(batch))):
+            small = all(graph.values[v].dtype == "int8" for v in op.operands)
+            for value, summed, batch in zip(op.operands, *op.params["dimension_numbers"], strict=True):
+                rank = len(graph.values[value].shape)
+                turned = small and max(summed, default=0) < rank - 1
+                if value in taken and (sorted(batch) != list(range(len(batch))) or turned):
                     wanted.setdefault(*taken[value])
     donated = {v: copy for v, copy in wanted.items() if place[v] in graph.donated}
     kept = [copy._replace(stop=_end(graph, copy.start)) for v, copy in wanted.items() if v not in donated]
