@@ -50,7 +50,7 @@ def input_kinds(graph: Graph, rules: Sequence[Rule]) -> tuple[str, ...]:
         _is_number(graph.values[value]) and reaches[value] and position not in comes_back
         for position, value in enumerate(graph.inputs)
     ]
-    carried = [i in comes_back and reaches[v] and "float" in graph.values[v].dtype for i, v in enumerate(graph.inputs)]
+    carried = [i in comes_back and reaches[v] and _is_inexact(graph.values[v]) for i, v in enumerate(graph.inputs)]
     dims = _Dims(graph, rules) if any(weights) or any(carried) else None
     # what has a moment each is trained, and its dimensions no batch, though products of experts, say, lead with one
     trained = [v for v, is_carried in zip(graph.inputs, carried, strict=True) if is_carried and graph.values[v].shape]
@@ -70,8 +70,11 @@ def input_kinds(graph: Graph, rules: Sequence[Rule]) -> tuple[str, ...]:
     for position, value in enumerate(graph.inputs):
         tensor = graph.values[value]
         if position not in comes_back:
-            kinds.append("parameter" if weights[position] and fed and value not in fed else "batch")
-        elif "float" not in tensor.dtype or (reaches[value] and (value in own or value in buffers)):
+            # scales and biases of the last layer meet no product any more
+            kinds.append("parameter" if _is_number(tensor) and fed and value not in fed else "batch")
+        elif not _is_inexact(tensor) or (reaches[value] and (value in own or value in buffers)):
+            kinds.append("state")
+        elif not (reaches[value] or tensor.shape):  # totals of metrics
             kinds.append("state")
         else:
             kinds.append("parameter" if reaches[value] else "optimizer")
@@ -103,9 +106,14 @@ def _multiplies(op: Op) -> bool:
     return any(rule.matmul for rule in graph_rules(body))
 
 
+def _is_inexact(tensor: Value) -> bool:
+    """Whether gradients may be taken of it."""
+    return "float" in tensor.dtype or "complex" in tensor.dtype
+
+
 def _is_number(tensor: Value) -> bool:
     """Whether products may meet it as it is: floats, and what floats are quantised to; not indices, nor a scalar."""
-    return bool(tensor.shape) and ("float" in tensor.dtype or ("int" in tensor.dtype and tensor.item_bytes <= 1))
+    return bool(tensor.shape) and (_is_inexact(tensor) or ("int" in tensor.dtype and tensor.item_bytes <= 1))
 
 
 class _Dims:
@@ -121,7 +129,7 @@ class _Dims:
             first.append(first[-1] + len(tensor.shape))
         joined = self._joined = Disjoint(first[-1])
         self._summed: list[tuple[tuple[int, ...], float]] = []
-        self._kept: list[tuple[int, float]] = []
+        self._kept: list[tuple[range, float]] = []
         # kept, and in one operand alone: whether it is the result's first, and what the product sums
         self._alone: list[tuple[int, bool, tuple[int, ...], float]] = []
         known: dict[int, tuple[tuple[_Place, _Place], ...]] = {}
@@ -135,7 +143,7 @@ class _Dims:
                 met = {name: begin[place] + at for name, (place, at) in _met(rule).items()}
                 flops = rule.flops * op.trips
                 if graph.values[op.results[0]].shape:
-                    self._kept.append((first[op.results[0]], flops))
+                    self._kept.append((self._dims_of(op.results[0]), flops))
                 summed = tuple(met[factor] for factor in sorted(rule.reduction) if factor in met)
                 self._summed.append((summed, flops))
                 for dim, names in enumerate(rule.results[0]):
@@ -152,7 +160,7 @@ class _Dims:
         return {group for group, times in of_values.items() if of_moments[group] >= times}
 
     def batches(self, aside: set[int], *, summed_too: bool = False) -> set[int]:
-        """The dimensions that are the first of every product's result and that none sums away, but for those `aside`.
+        """The dimensions that are the first of every product's result, but for those `aside`, and that none sums away.
 
         With `summed_too`, the dimension that is most often the first of a product's result or what it sums away.
 
@@ -160,9 +168,10 @@ class _Dims:
         """
         find = self._joined.find
         share: dict[int, float] = {}
-        for dim, flops in self._kept:
-            if find(dim) not in aside:
-                share[find(dim)] = share.get(find(dim), 0.0) + flops
+        for made, flops in self._kept:
+            leading = next((find(dim) for dim in made if find(dim) not in aside), None)
+            if leading is not None:
+                share[leading] = share.get(leading, 0.0) + flops
         for dims, flops in self._summed:
             for dim in dims:
                 if find(dim) in share:

@@ -222,3 +222,38 @@ def test_what_a_search_of_beams_scores_is_state() -> None:
     found = kinds(step, weights, {"tokens": S((8, 4), "int32"), "scores": S((8, 4), "float32")})
     assert (found.pop("beams/tokens"), found.pop("beams/scores")) == ("state", "state")
     assert set(found.values()) == {"parameter"}
+
+
+def test_complex_weights_are_parameters_and_totals_of_metrics_are_state() -> None:
+    optimizer = optax.adam(1e-3)
+    weights = {**WEIGHTS, "spectrum": S((WIDTH, WIDTH), "complex64")}
+
+    def step(weights: Any, moments: Any, totals: Any, x: Any) -> Any:
+        def loss(weights: Any) -> Any:
+            hidden = jnp.fft.ifft(jnp.fft.fft(x @ weights["in"]) @ weights["spectrum"]).real
+            return jnp.mean(((hidden + weights["bias"]) @ weights["out"] - x) ** 2)
+
+        value, gradients = jax.value_and_grad(loss)(weights)
+        updates, moments = optimizer.update(gradients, moments, weights)
+        return optax.apply_updates(weights, updates), moments, {"loss": totals["loss"] + value}, value
+
+    moments = jax.eval_shape(optimizer.init, weights)
+    found = kinds(step, weights, moments, {"loss": S((), "float32")}, S((ROWS, DIM), "float32"))
+    assert [found[f"weights/{name}"] for name in weights] == ["parameter"] * 4
+    assert found["moments/0/mu/spectrum"] == found["moments/0/nu/spectrum"] == "optimizer"
+    assert found["totals/loss"] == "state"
+    assert found["x"] == "batch"
+
+
+def test_scales_behind_the_last_product_are_parameters() -> None:
+    """Quantised weights and a scale for each column, in a network that is only read."""
+
+    def predict(weights: Any, x: Any) -> Any:
+        for name in ("in", "out"):
+            x = (x @ weights[name].astype(jnp.float32)) * weights[f"{name}_scale"]
+        return x
+
+    weights = {"in": S((DIM, WIDTH), "int8"), "out": S((WIDTH, DIM), "int8")}
+    scales = {"in_scale": S((WIDTH,), "float32"), "out_scale": S((DIM,), "float32")}
+    found = kinds(predict, weights | scales, S((ROWS, DIM), "float32"))
+    assert found == {f"weights/{name}": "parameter" for name in (*weights, *scales)} | {"x": "batch"}
