@@ -7,6 +7,7 @@ devices plans, lowers and compiles as one over real devices does; only running w
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import re
@@ -119,6 +120,8 @@ def available_targets() -> tuple[str, ...]:
     return tuple(sorted((*_TPU_NAMES, *gpus)))
 
 
+# jax takes the devices of two descriptions for different ones: a mesh of one is no mesh of the other
+@functools.cache
 def _tpu_devices(name: str, hardware: str, dims: str) -> tuple[Any, ...]:
     sizes = [int(size) for size in dims.split("x")]
     # libtpu takes hosts of 2x2 chips, and refuses a slice that they don't tile unless told otherwise
@@ -128,6 +131,7 @@ def _tpu_devices(name: str, hardware: str, dims: str) -> tuple[Any, ...]:
         return _devices(name, "tpu", topology_name=topology_name, chips_per_host_bounds=bounds)
 
 
+@functools.cache
 def _gpu_devices(name: str, hardware: str, dims: str) -> tuple[Any, ...]:
     config = (_GPU_CONFIGS / f"{hardware}.txtpb").read_text(encoding="utf-8")
     if dims.count("x") != 2:

@@ -279,7 +279,8 @@ def _missing(planned: Sequence[Part], model: CostModel, least_s: float) -> Itera
 def _computation(
     plan: Plan, work: Sequence[CompiledWork] | None, peak_bytes: int, tolerance: float
 ) -> Iterator[Finding]:
-    """More arithmetic than planned is grave; less where memory grew: what was to be computed again is kept instead."""
+    """More arithmetic than planned is grave; less where memory grew: what was to be computed again is kept instead, or
+    what equal products make is kept for all that need it."""
     planned = _planned_flops(plan)
     if work is None or not planned:
         return
@@ -299,7 +300,8 @@ def _computation(
     worst = [f"{line} {change:+.2e}" for change, line in changes[:3] if abs(change) > 0.01 * planned]
     kept = total < planned and peak_bytes > (1 + MEMORY_TOLERANCE) * plan.cost.peak_bytes
     if kept:
-        worst.append(f"and the peak grew to {format_bytes(peak_bytes)}: recomputation is lost")
+        kept_instead = "what was to be computed again, or twice, is kept"
+        worst.append(f"and the peak grew to {format_bytes(peak_bytes)}: {kept_instead}")
     yield Finding(
         what="computation", where=changes[0][1],
         text=f"planned {planned:.3e} FLOP in matrix products, compiled {total:.3e} ({total / planned - 1:+.0%}): "

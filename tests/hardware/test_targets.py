@@ -118,3 +118,10 @@ def test_a_program_compiles_for_every_gpu(name: str, cuda_compiler: None) -> Non
     compiled = lowered.compile(compiler_options=compiler_options(mesh))
     assert "all-reduce" in compiled.as_text()
     assert compiled.memory_analysis().argument_size_in_bytes == 512 * 64 * 4 // 4
+
+
+@pytest.mark.aot_tpu
+def test_a_target_that_is_asked_for_twice_has_the_same_devices() -> None:
+    """A step's own `shard_map` is written for a mesh of one of them, and planned on a mesh of the other."""
+    one, other = (jaxplan.target("tpu-v5e:2x4").mesh(data=4, model=2) for _ in range(2))
+    assert one == other

@@ -98,7 +98,7 @@ PLANTED: dict[str, tuple[Callable[[Mesh, Any], Any], str, str]] = {
     "rematerialisation lost": (
         lambda mesh, plan: planned(mesh, Step(remat=False)).lower(*Step().shapes()),
         "computation",
-        r"\(-14%\): planted\.py:\d+ \(Step.*recomputation is lost",
+        r"\(-14%\): planted\.py:\d+ \(Step.*what was to be computed again, or twice, is kept",
     ),
     "another mesh": (another_mesh, "mesh", r"\(data=2, model=4\): the plan was made for \(data=4, model=2\)"),
 }
