@@ -72,12 +72,12 @@ def input_kinds(graph: Graph, rules: Sequence[Rule]) -> tuple[str, ...]:
         if position not in comes_back:
             # scales and biases of the last layer meet no product any more
             kinds.append("parameter" if _is_number(tensor) and fed and value not in fed else "batch")
-        elif not _is_inexact(tensor) or (reaches[value] and (value in own or value in buffers)):
+        elif not _is_inexact(tensor):
             kinds.append("state")
-        elif not (reaches[value] or tensor.shape):  # totals of metrics
-            kinds.append("state")
+        elif reaches[value]:
+            kinds.append("state" if value in own or value in buffers else "parameter")
         else:
-            kinds.append("parameter" if reaches[value] else "optimizer")
+            kinds.append("optimizer" if tensor.shape else "state")  # or a metric's total
     if not any(kinds[i] == "parameter" for i in comes_back):  # a simulation, a search of beams: nothing is optimised
         kinds = ["state" if kind == "optimizer" else kind for kind in kinds]
     return tuple(kinds)
