@@ -17,8 +17,8 @@ are, those of an ensemble, of 268, are not.
 
 Sums that are only scattered are held back too where XLA makes one collective of all of them, for that one wants the
 last of them: a diffusion U-Net, a ConvNeXt and a MobileNet of a few million parameters.  Where it makes several, the
-products run with the backward pass, and what they make waits for the last sum of the same collective: 45 gradients of a
-diffusion transformer's six blocks, 193 MiB (H100, jax 0.10.2).
+products run with the backward pass, and what they make waits for its end, as each collective has gradients of early and
+of late layers: those of a diffusion transformer's six blocks, 226 MB, and of twelve, 507 (H100, jax 0.10.2).
 """
 
 from __future__ import annotations
@@ -86,28 +86,21 @@ def combined_sums(
     values: Mapping[int, np.ndarray],
     reads: Mapping[tuple[int, int], np.ndarray],
 ) -> Iterator[tuple[int, int, int]]:
-    """(start, stop, bytes) of the last products' sums on GPU that wait for the last one that is scattered with them."""
+    """(start, stop, bytes) of the last products' sums on GPU that are scattered together, at the end; see above."""
     last = graph.ops[max((loop.stop for loop in graph.loops), default=0) :]
     held, _ = _last_products(last, ())
     producers = graph.producers()
-    scattered: dict[tuple[str, ...], list[tuple[int, int, float]]] = {}
+    scattered: dict[tuple[str, ...], list[tuple[int, float]]] = {}
     for value, step in _summed(graph, axes, held, values, reads):
         if step.kind == "reduce_scatter":
-            made = times[producers[value]]
-            scattered.setdefault(step.axes, []).append((made, value, _result_bytes(step, axes)))
+            scattered.setdefault(step.axes, []).append((value, _result_bytes(step, axes)))
+    until = max((times[op.index] for op in last if op.primitive in PRODUCTS), default=0) + 1
     for sums in scattered.values():
-        together: list[tuple[int, int]] = []
-        room: float = _COMBINED_BYTES
-        for made, value, size in [*sorted(sums), (-1, -1, math.inf)]:
-            if size > room:
-                until = max((time for time, _ in together), default=0)
-                for time, one in together:
-                    if time < until:
-                        row = values[one][None]
-                        yield time + 1, until + 1, int(device_bytes(graph.values[one], row, axes, "gpu")[0])
-                together, room = [], _COMBINED_BYTES
-            together.append((made, value))
-            room -= size
+        combined = [value for value, size in sums if size <= _COMBINED_BYTES / 2]
+        for value in combined if len(combined) > 1 else ():
+            made = times[producers[value]] + 1
+            if made < until:
+                yield made, until, int(device_bytes(graph.values[value], values[value][None], axes, "gpu")[0])
 
 
 def _summed(
