@@ -50,28 +50,24 @@ def made_apart(flow: Flow, cheap: Set[int]) -> Mapping[int, tuple[tuple[int, int
     return {
         value: tuple(reads[value])
         for value, maker in makers.items()
-        if maker is not None and _batches(maker) >= batch[value] and not _exchanged(flow, maker)
+        if maker is not None and _is_handed_on(flow, maker, batch[value])
     }
 
 
-def _exchanged(flow: Flow, product: Op) -> bool:
-    """Whether all that reads a product reads it with its first operand's dimensions behind its second's."""
+def _is_handed_on(flow: Flow, product: Op, batches: int) -> bool:
+    """Whether what is made of a product stays in its order for products with so many batch dimensions: it has as many,
+    and not all that reads it reads it with its first operand's dimensions behind its second's."""
     (result,) = product.results
     tensor = flow.graph.values[result]
     if tensor.sides is None:
-        return False
+        return not batches
     (first, second), rank = tensor.sides, len(tensor.shape)
     wanted = [d for d in (*range(first), *range(second, rank), *range(first, second)) if tensor.shape[d] > 1]
     readers = [flow.graph.ops[op] for op, _ in flow.graph.uses()[result]]
-    return all(
+    return first >= batches and not all(
         op.primitive == "transpose" and [d for d in op.params["permutation"] if tensor.shape[d] > 1] == wanted
         for op in readers
     )
-
-
-def _batches(product: Op) -> int:
-    """The number of its batch dimensions."""
-    return len(product.params["dimension_numbers"][1][0]) if product.primitive == "dot_general" else 0
 
 
 def reordered(flow: Flow) -> Mapping[int, tuple[tuple[int, int], ...]]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ..ir import VIEWS, Graph, Op
+from ..ir import LOOP_EDGES, VIEWS, Graph, Op
 from ..sharding import Rule
 from .apart import made_apart, reordered
 from .bodies import bodies
@@ -26,7 +26,7 @@ from .images import copied_reads, image_lanes, written_for_products
 from .in_place import overwritable
 from .invariants import loop_invariants
 from .kernel_starts import kernel_starts
-from .kinds import COMPUTED_AGAIN, LOOP_EDGES, kind_of, source_values
+from .kinds import COMPUTED_AGAIN, kind_of, source_values
 from .masks import is_dear, is_mask, moved_on_tpu, read_by_expansions, read_whole
 from .on_chip import residents
 from .outermost import outside_tiles

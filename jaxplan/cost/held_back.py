@@ -62,7 +62,7 @@ def held_back(
     Returns:
       Times at which products after the last loop that no other product needs run when what they make is wanted.
     """
-    last = graph.ops[max((loop.stop for loop in graph.loops), default=0) :]
+    last = _behind_loops(graph)
     held, needed = _last_products(last, ())
     steps = [step for _, step in _summed(graph, axes, held, values, reads)]
     scattered = [_result_bytes(step, axes) for step in steps if step.kind == "reduce_scatter"]
@@ -87,7 +87,7 @@ def combined_sums(
     reads: Mapping[tuple[int, int], np.ndarray],
 ) -> Iterator[tuple[int, int, int]]:
     """(start, stop, bytes) of the last products' sums on GPU that are scattered together, at the end; see above."""
-    last = graph.ops[max((loop.stop for loop in graph.loops), default=0) :]
+    last = _behind_loops(graph)
     held, _ = _last_products(last, ())
     producers = graph.producers()
     scattered: dict[tuple[str, ...], list[tuple[int, float]]] = {}
@@ -130,7 +130,7 @@ def _result_bytes(step: Step, axes: MeshAxes) -> float:
 
 def awaited_sums(graph: Graph, times: Sequence[int]) -> dict[int, int]:
     """Until when the sums over devices of a TPU's last products wait, by what they add up: to the last of these."""
-    last = graph.ops[max((loop.stop for loop in graph.loops), default=0) :]
+    last = _behind_loops(graph)
     products = [times[op.index] for op in last if op.primitive in PRODUCTS]
     held, needed = _last_products(last, ())
     for op in last:
@@ -146,7 +146,7 @@ def put_off(graph: Graph, times: Sequence[int], lists: Collection[int], until: i
     that no other product needs, which keep their operands till then (a recommender's layers, beside the gradients of
     its bags of rows: compiled for v5p and v7x, jax 0.10.2, libtpu 0.0.42.1; on v5e and v6e the core itself does it).
     """
-    last = graph.ops[max((loop.stop for loop in graph.loops), default=0) :]
+    last = _behind_loops(graph)
     held, _ = _last_products(last, lists)
     later, after = list(times), dict[int, int]()
     for op in last:
@@ -157,6 +157,11 @@ def put_off(graph: Graph, times: Sequence[int], lists: Collection[int], until: i
             later[op.index] = max(ready)
             after.update(dict.fromkeys(op.results, later[op.index]))
     return tuple(later)
+
+
+def _behind_loops(graph: Graph) -> Sequence[Op]:
+    """The operations after the last loop."""
+    return graph.ops[max((loop.stop for loop in graph.loops), default=0) :]
 
 
 def _last_products(last: Sequence[Op], wanted: Iterable[int]) -> tuple[set[int], set[int]]:

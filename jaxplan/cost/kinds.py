@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..ir import Graph, Op
+from ..ir import LOOP_EDGES, Graph, Op
 from ..sharding import Rule
 from .masks import fused_on
-
-LOOP_EDGES = frozenset({"scan_slice", "scan_stack", "carry_init", "carry_next", "while_any", "while_test", "cond_join"})
-"""Our own operations at the edges of loops and branches: none computes."""
 
 _MOVEMENT = frozenset(
     {"broadcast_in_dim", "concatenate", "dynamic_slice", "pad", "reshape", "rev", "roll", "shift", "slice",

@@ -70,7 +70,7 @@ def read_whole(
 
     XLA for GPU computes what a scatter adds in the scatter's kernel: rows gathered for two million edges of a graph
     network and added up at others are in no buffer; and so what is pooled, here and for the gradient, of what that is
-elementwise made of (VGG-16's relus; H100, jax 0.10.2).  For a TPU's `top_k` see `sorting`.
+    elementwise made of (VGG-16's relus; H100, jax 0.10.2).  For a TPU's `top_k` see `sorting`.
     """
     if platform == "gpu" and op.primitive in _POOLINGS:
         return ()

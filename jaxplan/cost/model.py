@@ -16,14 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ..hardware import AxisLink, Profile, sums_are_whole
-from ..ir import Graph, Op, Value
+from ..ir import LOOP_EDGES, Graph, Op, Value
 from ..sharding import NONE, UNREDUCED, MeshAxes, Rule, Strategies, pieces, strategies
 from .bodies import Body
 from .collectives import collective_terms, combined_share, most_combined_bytes
 from .compute import roofline_seconds
 from .copied_back import copied_back
 from .crossing import Traffic
-from .kinds import LOOP_EDGES, fused
+from .kinds import fused
 from .local_dims import local_dims
 from .on_chip import Resident
 from .product_windows import window_seconds

@@ -12,6 +12,7 @@ from .flatten import Stated as Stated
 from .flatten import call_of as call_of
 from .foreign_mesh import auto_mesh_of as auto_mesh_of
 from .foreign_mesh import spec_on as spec_on
+from .graph import LOOP_EDGES as LOOP_EDGES
 from .graph import VIEWS as VIEWS
 from .graph import Graph as Graph
 from .graph import Loop as Loop

@@ -45,6 +45,9 @@ VIEWS = frozenset({"reshape", "squeeze", "transpose"})
 """Operations that say a tensor's elements in another order or shape: a contraction's operand or result needs no memory
 for that."""
 
+LOOP_EDGES = frozenset({"scan_slice", "scan_stack", "carry_init", "carry_next", "while_any", "while_test", "cond_join"})
+"""Our own operations at the edges of loops and branches: none computes."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Value:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import numpy as np
 
-from ..ir import SUMS, Graph, Op, Site
+from ..ir import LOOP_EDGES, SUMS, Graph, Op, Site
 from ..plans import Constraint
 from ..sharding import NONE, UNREDUCED, Layout, cut_locally, reshard_path, runs_locally, sums_locally
 from .axis_orders import Orders
@@ -14,8 +14,6 @@ from .in_loops import behind_barriers
 from .kernels import LOCAL
 from .outer_products import multiplied
 from .pending import HELD, held_values
-
-_EDGES = frozenset({"carry_init", "carry_next", "scan_slice", "scan_stack", "cond_join"})
 
 
 def finished(row: np.ndarray) -> np.ndarray:
@@ -148,7 +146,7 @@ def made_alike(graph: Graph, values: frozenset[int]) -> frozenset[int]:
     """
     number, alike = list(range(len(graph.values))), dict[tuple[object, ...], list[Op]]()
     for op in graph.ops if values else ():
-        if len(op.results) == 1 and op.primitive not in _EDGES:
+        if len(op.results) == 1 and op.primitive not in LOOP_EDGES:
             (result,) = op.results
             site = graph.values[result].site
             known = alike.setdefault((op.primitive, site and site.frame, *[number[v] for v in op.operands]), [])
