@@ -24,6 +24,8 @@ _WINDOW = re.compile(r"window=\{([^}]*)\}")
 _GROUPS = re.compile(r"batch_group_count=(\d+)")
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _GEMMS = ("__cublas$", "__cublas$lt$", "__onednn$matmul")
+_CUDNN = re.compile(r"__cudnn\$conv(BackwardInput|BackwardFilter|)")
+"""cuDNN's convolutions (xla/service/gpu/cublas_cudnn.h): backward ones have the windows and labels of the forward."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,9 +52,9 @@ def compiled_work(hlo_text: str, *, while_trips: float = 16.0) -> tuple[Compiled
     sources = Sources(hlo_text)
     found = []
     for run in runs(hlo_text, while_trips):
-        if _target(run).startswith("__cudnn$"):
-            return None
         flops = product_flops(run)
+        if not flops and _target(run).startswith("__cudnn$"):
+            return None
         if flops:
             found.append(
                 CompiledWork(
@@ -69,10 +71,12 @@ def _target(run: Run) -> str:
 
 
 def product_flops(run: Run) -> float:
-    """FLOPs of one run of a matrix product or convolution; 0 for everything else, cuDNN's calls too."""
+    """FLOPs of one run of a matrix product or convolution; 0 for everything else, cuDNN's attention too."""
     instruction, target = run.instruction, _target(run)
     if instruction.opcode == "convolution":
-        return _convolution(run)
+        return _convolution(run, "")
+    if (call := _CUDNN.match(target)) and _LABELS.search(instruction.rest):
+        return _convolution(run, call.group(1))
     if instruction.opcode == "dot":
         contracted = _CONTRACTED.search(instruction.rest)
     elif target.startswith(_GEMMS):
@@ -85,8 +89,12 @@ def product_flops(run: Run) -> float:
     return 2.0 * math.prod(result) * math.prod(lhs[int(d)] for d in numbers.split(",") if d)
 
 
-def _convolution(run: Run) -> float:
+def _convolution(run: Run, backward: str) -> float:
     types = [*(run.siblings[name].type for name in run.instruction.operands[:2]), run.instruction.type]
+    if backward == "BackwardInput":  # of the result's gradient and the kernel
+        types = [types[2], types[1], types[0]]
+    elif backward:  # of the images and the result's gradient
+        types = [types[0], types[2], types[1]]
     labels = _LABELS.search(run.instruction.rest)
     assert labels is not None
     written = _WINDOW.search(run.instruction.rest)

@@ -19,7 +19,6 @@ from .hlo import compiled_collectives, instruction_cycles
 from .hlo_text import Instruction, Run, arrays_of, bytes_of, runs
 from .hlo_work import product_flops
 
-_DIM_LABELS = re.compile(r"dim_labels=\w+_(\w+)->")
 _NO_KERNEL = frozenset(
     {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all",
      "partition-id", "replica-id", "iota", "opt-barrier", "async-start", "async-done", "async-update"}
@@ -130,7 +129,7 @@ def _kernel(outer: Run, inner: list[Run]) -> Kernel:
     flops, vector_flops, dtype = 0.0, 0.0, "float32"
     for run in inner or [outer]:
         part, siblings = run.instruction, run.siblings
-        products = product_flops(run) or _library_flops(part, siblings)
+        products = product_flops(run)
         if products:
             flops += products
             dtype = _DTYPES.get(arrays_of(siblings[part.operands[0]].type)[0][0], "float32")
@@ -149,16 +148,6 @@ def _kernel(outer: Run, inner: list[Run]) -> Kernel:
         dtype=dtype,
         trips=outer.trips,
     )
-
-
-def _library_flops(part: Instruction, siblings: Mapping[str, Instruction]) -> float:
-    """Arithmetic of a convolution that cuDNN is called for, its window taken to lie inside everywhere."""
-    labels = _DIM_LABELS.search(part.rest)
-    if part.opcode != "custom-call" or not labels or part.operands[1] not in siblings:
-        return 0.0
-    kernel = arrays_of(siblings[part.operands[1]].type)[0][1]
-    terms = math.prod(size for size, label in zip(kernel, labels[1], strict=False) if label != "o")
-    return 2.0 * math.prod(arrays_of(part.type)[0][1]) * terms
 
 
 def _traffic(outer: Run, inner: list[Run]) -> float:

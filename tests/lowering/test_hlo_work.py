@@ -73,8 +73,34 @@ def test_a_window_counts_only_where_there_is_something_to_multiply(
 
 def test_products_hidden_in_library_calls_are_not_guessed() -> None:
     text = 'HloModule m\n\nENTRY %main (x: f32[8]) -> f32[8] {\n  %x = f32[8]{0} parameter(0)\n  ROOT %c = f32[8]{0} '
-    assert compiled_work(text + 'custom-call(%x), custom_call_target="__cudnn$convForward"\n}\n') is None
+    assert compiled_work(text + 'custom-call(%x), custom_call_target="__cudnn$fmhaSoftmax"\n}\n') is None
     assert compiled_work(text + "negate(%x)\n}\n") == ()
+
+
+IMAGES, KERNEL, RESULT = "bf16[8,56,56,64]{3,2,1,0}", "bf16[128,3,3,64]{3,2,1,0}", "bf16[8,28,28,128]{3,2,1,0}"
+
+
+@pytest.mark.parametrize(
+    ("target", "operands", "made"),
+    [
+        ("convForward", (IMAGES, KERNEL), RESULT),
+        ("convBackwardInput", (RESULT, KERNEL), IMAGES),
+        ("convBackwardFilter", (IMAGES, RESULT), KERNEL),
+    ],
+)
+def test_cudnn_convolutions_count_what_is_needed(target: str, operands: tuple[str, str], made: str) -> None:
+    """As compiled for H100 (jax 0.10.2): the backward calls have the forward's window and labels.  A gradient needs
+    the products that the forward convolution needs."""
+    text = (
+        f"HloModule m\n\nENTRY %main (a: {operands[0]}, b: {operands[1]}) -> {made} {{\n"
+        f"  %a = {operands[0]} parameter(0)\n  %b = {operands[1]} parameter(1)\n"
+        f"  ROOT %c = ({made}, u8[0]{{0}}) custom-call(%a, %b), window={{size=3x3 stride=2x2 pad=0_1x0_1}}, "
+        f'dim_labels=b01f_o01i->b01f, custom_call_target="__cudnn${target}"\n}}\n'
+    )
+    x, w = jnp.ones((1, 56, 56, 1)), jnp.ones((3, 3, 1, 1))
+    pairs = float(jax.lax.conv_general_dilated(x, w, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")).sum())
+    (work,) = compiled_work(text) or ()
+    assert work.flops == 2 * 8 * 64 * 128 * pairs
 
 
 @pytest.mark.aot_tpu
