@@ -44,6 +44,7 @@ from .residency import (
 from .row_sums import row_sums
 from .scores import exponentiated, is_batched
 from .selections import added_onto, gathered_from, wide_copies
+from .shared_gathers import added_in_memory
 from .siblings import beside_sums
 from .sliced import lanes_left
 from .squares import shared_squares
@@ -124,7 +125,8 @@ class _Kernels:
         moved = moved_on_tpu(self.graph, self.rules, self.producers, self.source) if tpu else set()
         ends = (*self.graph.inputs, *self.graph.outputs, *self.graph.constants)
         expanded = read_by_expansions(self.graph) if self.platform == "gpu" else ()
-        for value in (*ends, *moved, *self.onto.values(), *expanded):
+        added = added_in_memory(self.graph, self.kinds) if self.platform == "gpu" else ()
+        for value in (*ends, *moved, *self.onto.values(), *expanded, *added):
             stored[value] = True
         for op in self.graph.ops:
             if self.rules[op.index].source:

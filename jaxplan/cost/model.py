@@ -30,6 +30,7 @@ from .product_windows import window_seconds
 from .split_k import local_product, part_bytes
 from .tables import table_bytes
 from .tiles import gathered_bytes, tiles_of_rows
+from .tree_sums import further_kernels
 from .turned import Turning, turned_bytes
 from .vector_kernels import VectorKernel, vector_product
 from .whole_sums import made_whole
@@ -267,6 +268,8 @@ class CostModel:
         if self.profile.tile_s is not None and op.primitive == "dot_general" and vector_product(rule):
             # the vector unit's, with dimensions that both operands have too, of which a tile is the least
             made_s = np.maximum(made_s, self._tiles(op, options, graph) * self.profile.tile_s)
+        if self.profile.kind == "gpu" and not rule.matmul:
+            made_s = made_s + further_kernels(op, graph, options.operands, self.axes) * self.profile.op_overhead_s
         return np.asarray(made_s + self.memory_seconds(parts))
 
     def transfer_seconds(self, op: Op, options: Strategies, graph: Graph) -> np.ndarray:
