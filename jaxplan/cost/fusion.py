@@ -27,7 +27,7 @@ from .in_place import overwritable
 from .invariants import loop_invariants
 from .kernel_starts import kernel_starts
 from .kinds import COMPUTED_AGAIN, kind_of, source_values
-from .masks import is_dear, is_mask, moved_on_tpu, read_by_expansions, read_whole
+from .masks import CURVES, is_dear, is_mask, moved_on_tpu, read_by_expansions, read_whole
 from .on_chip import residents
 from .outermost import outside_tiles
 from .product_windows import windowed
@@ -84,6 +84,8 @@ class _Kernels:
         forced = self._forced()
         self.stored, self.cheap, self.again = list(forced), set[int](), frozenset[int]()
         self.leaves: list[Mapping[int, float] | None] = [None] * len(graph.values)
+        self.gated: set[int] = set()
+        self.reduced = {v for op in graph.ops if self.kinds[op.index] == "reduction" for v in op.operands}
         smaller, converted = self._find_leaves()
         if smaller or converted:
             self.again, kept = frozenset(converted), smaller.union(*converted.values())
@@ -181,6 +183,8 @@ class _Kernels:
                             made_of.setdefault(origin, []).append(value)
                 if self.stored[value]:
                     self.leaves[value] = {value: self.bytes[value]}
+                    if op.primitive not in CURVES:
+                        self.gated.discard(value)
         exponents = exponentiated(self.graph, self.kinds) if self.platform == "tpu" else {}
         converted: dict[int, set[int]] = {}
         best: dict[int, int] = {}
@@ -208,7 +212,9 @@ class _Kernels:
         if op.primitive == "scan_slice":
             return {value: self.bytes[value]}
         alone = self.kinds[op.index] != "fused" and value not in self.again
-        if alone or (self.platform == "gpu" and is_dear(self.graph, op)):
+        if self.platform == "gpu" and self._curved(op):
+            self.gated.add(value)
+        if alone or (self.platform == "gpu" and is_dear(self.graph, op, value in self.gated)):
             return None
         leaves: dict[int, float] = {}
         for operand in op.operands:
@@ -219,7 +225,15 @@ class _Kernels:
         if op.primitive == "gather" and op.operands[0] in leaves:  # no more of a table is read than is gathered
             leaves[op.operands[0]] = min(leaves[op.operands[0]], self.bytes[value])
         near = sum(leaves.values()) <= COMPUTED_AGAIN * self.bytes[value]
+        if any(v in self.gated for v in op.operands):
+            self.gated.add(value)
+            near &= sum(size >= self.bytes[value] / 2 for size in leaves.values()) < 2 and value not in self.reduced
         return leaves if near or self.mask[value] else None
+
+    def _curved(self, op: Op) -> bool:
+        """Whether `op` is a function that takes long of what is normalised."""
+        makers = [self.producers[leaf] for leaf in self.leaves[op.operands[0]] or ()] if op.primitive in CURVES else []
+        return any(maker >= 0 and self.kinds[maker] == "reduction" for maker in makers)
 
     def _kept(self, value: int) -> bool:
         """Whether a contraction wants `value` in memory, though it could compute it again: on TPU a slice of a loop's

@@ -18,7 +18,11 @@ logits, which are kept where nothing but a conversion is between (sixteen functi
 XLA for GPU stores a tanh or an error function in bf16 that the backward pass reads again, though its argument is in
 memory too: of a gelu the argument, the tanh and the result (MLPs of six layers, GPTs of four unrolled ones, a BERT
 and a ConvNeXt, compiled for H100, jax 0.10.2).  In f32, twice the bytes, it computes them again (an MLP-Mixer and a
-perceiver), a logistic function always.  An erfc in bf16 is expanded into polynomials before kernels are made, which
+perceiver), but those of what is normalised just before (MLPs with layer normalisations in front of their gelus, a
+wav2vec 2); a logistic function always.  What is made of one of these functions of what is normalised, and of another
+array as large, is in memory if a later kernel reads it, and so is what a sum reads: an activation's gradient, in f32,
+on its way to the sums of a normalisation's (MLPs with layer and batch normalisations before gelus and silus), or what
+an EfficientNet pools of silus.  A relu's is computed again.  An erfc in bf16 is expanded into polynomials before kernels are made, which
 read its argument dozens of times: where the derivative reads the argument, too, it is written beside the erfc (the
 exact gelus of a RoBERTa, H100).
 """
@@ -34,6 +38,8 @@ from .selections import is_selection
 from .sorting import selected_from, selects
 
 _DEAR = frozenset({"tanh", "erf", "erfc"})
+CURVES = _DEAR | {"logistic"}
+"""Functions that take longer than reading what was made."""
 _DEAR_BYTES = 2
 _SLICES = frozenset({"dynamic_slice", "slice", "split"})
 _WIDENED = frozenset({"concatenate", "pad", "roll", "shift"})
@@ -129,9 +135,13 @@ def _rounds(graph: Graph, op: Op) -> bool:
     return graph.values[op.results[0]].item_bytes < graph.values[op.operands[0]].item_bytes
 
 
-def is_dear(graph: Graph, op: Op) -> bool:
-    """Whether XLA for GPU would rather store what an operation makes than compute it again."""
-    return op.primitive in _DEAR and graph.values[op.results[0]].item_bytes <= _DEAR_BYTES
+def is_dear(graph: Graph, op: Op, normalised: bool = False) -> bool:
+    """Whether XLA for GPU would rather store what an operation makes than compute it again.
+
+    Args:
+      normalised: it would have to be computed from sums, too.
+    """
+    return op.primitive in _DEAR and (normalised or graph.values[op.results[0]].item_bytes <= _DEAR_BYTES)
 
 
 def read_by_expansions(graph: Graph) -> set[int]:

@@ -1,0 +1,79 @@
+"""What XLA for GPU keeps of activations behind normalisations (MLPs compiled for H100, jax 0.10.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxplan.cost import traffic
+from jaxplan.ir import trace
+from jaxplan.sharding import graph_rules
+
+ROWS, WIDE, NARROW = 8192, 2048, 512
+
+
+def normalised(x: Any, over: int) -> Any:
+    mean = x.mean(over, keepdims=True)
+    return (x - mean) * jax.lax.rsqrt((x * x).mean(over, keepdims=True) - mean * mean + 1e-6)
+
+
+def kept(activation: Callable[[Any], Any], over: int | None, dtype: Any, platform: str = "gpu") -> list[str]:
+    """The wide f32 values of a step that are in memory, by what makes them."""
+
+    def loss(ws: Any, x: Any) -> Any:
+        for w1, scale, w2 in ws:
+            hidden = (x @ w1.astype(dtype)).astype(jnp.float32)
+            hidden = activation(hidden * scale if over is None else normalised(hidden, over) * scale)
+            x = x + hidden.astype(dtype) @ w2.astype(dtype)
+        return jnp.mean(x.astype(jnp.float32) ** 2)
+
+    shapes = [(NARROW, WIDE), (WIDE,), (WIDE, NARROW)]
+    ws = [tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)] * 2
+    graph = trace(jax.grad(loss), (ws, jax.ShapeDtypeStruct((ROWS, NARROW), dtype)), {}).graph
+    stored = traffic(graph, graph_rules(graph), platform).stored
+    return [
+        op.primitive
+        for op in graph.ops
+        for value in op.results
+        if stored[value] and graph.values[value].shape == (ROWS, WIDE) and graph.values[value].dtype == "float32"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("activation", "over", "tanhs", "gradients"),
+    [
+        (jax.nn.gelu, 1, 2, 2),
+        (jax.nn.gelu, None, 0, 0),  # its argument is in memory, in bf16
+        (jax.nn.silu, 1, 0, 2),
+        (jax.nn.silu, 0, 0, 2),  # a batch normalisation
+        (jax.nn.silu, None, 0, 0),
+        (jax.nn.relu, 1, 0, 0),
+        (jax.nn.relu, 0, 0, 0),
+    ],
+)
+def test_activations_of_what_is_normalised_leave_their_gradients_in_memory(
+    activation: Callable[[Any], Any], over: int | None, tanhs: int, gradients: int
+) -> None:
+    found = kept(activation, over, jnp.bfloat16)
+    assert found.count("tanh") == tanhs
+    assert len(found) == tanhs + gradients
+    assert "tanh" not in kept(activation, over, jnp.bfloat16, "tpu")
+
+
+def test_what_is_pooled_of_an_activation_is_in_memory_for_who_reads_it_later() -> None:
+    """Squeeze and excitation of an EfficientNet: f32, beside the bf16 that the next convolution reads."""
+
+    def loss(w: Any, x: Any) -> Any:
+        active = jax.nn.silu(normalised(x.astype(jnp.float32), 0))
+        gates = jax.nn.sigmoid(active.mean(1) @ w)
+        return jnp.sum((active * gates[:, None]).astype(jnp.bfloat16) @ w.astype(jnp.bfloat16))
+
+    arguments = jax.ShapeDtypeStruct((256, 256), jnp.float32), jax.ShapeDtypeStruct((64, 196, 256), jnp.bfloat16)
+    graph = trace(loss, arguments, {}).graph
+    stored = traffic(graph, graph_rules(graph), "gpu").stored
+    (pooled,) = [op for op in graph.ops if op.primitive == "reduce_sum" and op.params["axes"] == (1,)]
+    assert stored[pooled.operands[0]]
