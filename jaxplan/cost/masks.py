@@ -17,14 +17,14 @@ logits, which are kept where nothing but a conversion is between (sixteen functi
 
 XLA for GPU stores a tanh or an error function in bf16 that the backward pass reads again, though its argument is in
 memory too: of a gelu the argument, the tanh and the result (MLPs of six layers, GPTs of four unrolled ones, a BERT
-and a ConvNeXt, compiled for H100, jax 0.10.2).  In f32, twice the bytes, it computes them again (an MLP-Mixer and a
+and a ConvNeXt, compiled for H100, jax 0.10.2). In f32, twice the bytes, it computes them again (an MLP-Mixer and a
 perceiver), but those of what is normalised just before (MLPs with layer normalisations in front of their gelus, a
-wav2vec 2); a logistic function always.  What is made of one of these functions of what is normalised, and of another
+wav2vec 2); a logistic function always. What is made of one of these functions of what is normalised, and of another
 array as large, is in memory if a later kernel reads it, and so is what a sum reads: an activation's gradient, in f32,
 on its way to the sums of a normalisation's (MLPs with layer and batch normalisations before gelus and silus), or what
-an EfficientNet pools of silus.  A relu's is computed again.  An erfc in bf16 is expanded into polynomials before kernels are made, which
-read its argument dozens of times: where the derivative reads the argument, too, it is written beside the erfc (the
-exact gelus of a RoBERTa, H100).
+an EfficientNet pools of silus. A relu's is computed again. An erfc in bf16 is expanded into polynomials before
+kernels are made, which read its argument dozens of times: where the derivative reads the argument, too, it is written
+beside the erfc (the exact gelus of a RoBERTa, H100).
 """
 
 from __future__ import annotations
