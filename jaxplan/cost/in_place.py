@@ -7,6 +7,9 @@ a bias: a kernel of several results was given a buffer for each (MLPs with and w
 
 What is sorted takes the place of its operands (one and two of them, on both platforms, jax 0.10.2).
 
+A softmax's kernels on GPU (Triton's) write over nothing: the gradient of attention's f32 scores lies beside them, two
+of f32[2, 16, 1024, 1024] (latent attention over experts, H100).
+
 On GPU, too: the gradient of capped logits takes the place of what a product made, f32[16, 2048, 32000], and so does
 the sum of two log-likelihoods' gradients. Where XLA scatters into what is made, as labels' gradients into a
 softmax's, that has a buffer of its own, and so has what is made beside a sum (a GRU's logits, two towers; H100, jax
@@ -18,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 
 from .residency import Flow
+from .scores import is_batched
 
 
 def overwritable(
@@ -44,10 +48,12 @@ def overwritable(
                 continue
             if stored[value] and not summed[value] and flow.kinds[op.index] == "fused" and flow.rules[op.index].follows:
                 tensor = graph.values[value]
+                read, exponents = _read(flow, stored, value)
                 near = {
                     other
-                    for other in _read(flow, stored, value)
+                    for other in read
                     if other not in kept and graph.values[other].item_bytes == tensor.item_bytes
+                    if times is None or not exponents or not is_batched(graph.ops[flow.producers[other]])
                 }
                 if near:
                     found[value] = tuple(sorted(near))
@@ -65,14 +71,16 @@ def _summed(flow: Flow, stored: Sequence[bool]) -> list[bool]:
     return found
 
 
-def _read(flow: Flow, stored: Sequence[bool], value: int) -> set[int]:
-    """The stored values of a value's own shape that it is computed from element by element."""
-    graph, found, seen = flow.graph, set[int](), {value}
+def _read(flow: Flow, stored: Sequence[bool], value: int) -> tuple[set[int], bool]:
+    """The stored values of a value's own shape that it is computed from element by element, and whether exponentials
+    are."""
+    graph, found, seen, exponents = flow.graph, set[int](), {value}, False
     waiting = [value]
     while waiting:
         maker = flow.producers[waiting.pop()]
         if maker < 0 or flow.kinds[maker] != "fused" or not flow.rules[maker].follows:
             continue
+        exponents |= graph.ops[maker].primitive == "exp"
         for operand in graph.ops[maker].operands:
             if operand in seen or graph.values[operand].shape != graph.values[value].shape:
                 continue
@@ -81,4 +89,4 @@ def _read(flow: Flow, stored: Sequence[bool], value: int) -> set[int]:
                 found.add(operand)
             else:
                 waiting.append(operand)
-    return found
+    return found, exponents

@@ -48,3 +48,18 @@ def test_a_gradient_takes_the_logits_place_unless_it_is_scattered_into_or_made_b
     logits = next(op.results[0] for op in graph.ops if op.primitive == "dot_general")
     given_up = traffic(graph, graph_rules(graph), "gpu").over
     assert any(logits in candidates for candidates in given_up.values()) is taken
+
+
+@pytest.mark.parametrize(("batched", "taken"), [(True, False), (False, True)], ids=["attention", "rows"])
+def test_a_softmaxs_kernel_takes_no_scores_place(batched: bool, taken: bool) -> None:
+    """Scores of attention are kept in f32 beside their gradient's, two of f32[2, 16, 1024, 1024] (H100)."""
+
+    def loss(q: Any, k: Any) -> Any:
+        scores = jnp.einsum("bqd,bkd->bqk", q, k) if batched else q[0] @ k[0].T
+        return jnp.sum(jax.nn.softmax(scores) ** 2)
+
+    shape = jax.ShapeDtypeStruct((4, ROWS, DIM), jnp.float32)
+    graph = trace(jax.grad(loss), (shape, shape), {}).graph
+    scores = next(op.results[0] for op in graph.ops if op.primitive == "dot_general")
+    given_up = traffic(graph, graph_rules(graph), "gpu").over
+    assert any(scores in candidates for candidates in given_up.values()) is taken
