@@ -225,9 +225,9 @@ def _scattered_at_once(
 ) -> dict[int, tuple[int, int]]:
     """Sums that are pinned as they are read, scattered where they are made; with (operation, operand) of that.
 
-    - Over several axes of which their one reader scatters some only.  Pinned whole before it is read, XLA for TPU
-      reduces it over all axes and cuts it afterwards (a hidden layer's gradient on v5e, jax 0.10.2); pinned as it is
-      read, it scatters over the ones and reduces over the others.
+    - Over several axes of which their readers scatter some only, all in one layout.  Pinned whole before it is read,
+      XLA reduces it over all axes and cuts it afterwards (a hidden layer's gradient on v5e, a Mixer's clipped ones on
+      H100, jax 0.10.2); pinned as it is read, it scatters over the ones and reduces over the others.
     - What is `waited` for, and read in one layout: the barrier stands between a pin and a reader that is further out
       than it, and no compiler scatters across that.
     - What is looked up in a larger tensor, and read in one layout: between the sum and the result stands what fills in
@@ -245,11 +245,11 @@ def _scattered_at_once(
         scattered = read[pending] >= 0
         alike = all(np.array_equal(reads[use], read) for use in uses[value])
         fits = not (read == UNREDUCED).any() and (read == row)[~pending].all() and scattered.any()
-        several = pending.sum() > 1 and len(uses[value]) == 1 and not scattered.all()
+        several = pending.sum() > 1 and not scattered.all()
         maker = graph.ops[producers[value]]
         looked_up = maker.primitive == "gather" and graph.values[maker.operands[0]].bytes > graph.values[value].bytes
         apart = value in waited or looked_up
-        if fits and (several or (apart and alike)):
+        if fits and alike and (several or apart):
             found[value] = uses[value][0]
     return found
 
