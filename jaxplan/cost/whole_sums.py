@@ -7,7 +7,8 @@ outside of the tiles, in their order, but for those that the piece has one eleme
 
 Where the dimension that is scattered lies in lanes, a piece has to be whole lane tiles long, of 2-byte elements an even
 number of them (two rows are packed into one); where it lies in rows, whole tiles of 8 rows, of 2-byte elements 16
-unless it is the outermost dimension; and outside of the tiles it has to be the outermost one, so that a piece lies in
+unless it is the outermost dimension; dimensions of a single element may not be all that lies outside of it (kernels of
+1 x 1 convolutions, [1, 1, 512, 2048]); and outside of the tiles it has to be the outermost one, so that a piece lies in
 one piece.  Beside scattered rows, lanes of more than 152 tiles are sent in chunks of as many tiles each, 152 at most;
 where only chunks of a few would do, as of BERT's 30522 words, whose 239 tiles are a prime number, the sum is made whole
 (products of 60 sizes of up to 708608 words: chunks of 32 tiles are too small, of 58 are not, v5e, f32 and bf16).
@@ -42,7 +43,8 @@ def made_whole(tensor: Value, places: np.ndarray, axes: MeshAxes) -> np.ndarray:
     whole[:] = outside & (np.cumsum(outside, axis=1) > 1)
     whole[every, lane] = sizes[every, lane] % (packed * LANES) != 0
     whole[every, row] = sizes[every, row] % (np.where(outside.any(axis=1), packed, 1) * SUBLANES) != 0
-    whole[every, row] |= _unchunked(sizes[every, lane])
+    behind_ones = rank > 2 and 1 in tensor.shape
+    whole[every, row] |= _unchunked(sizes[every, lane]) | (behind_ones & ~outside.any(axis=1))
     whole |= (sizes[every, row] <= SUBLANES // 2)[:, None]
     return whole
 

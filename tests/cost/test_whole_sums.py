@@ -11,7 +11,7 @@ from jaxplan.sharding import NONE
 
 AXES = (("data", 4), ("model", 2))
 
-SEEN = {
+SEEN: dict[tuple[str, tuple[int, ...], tuple[int, int] | None, tuple[int, int]], bool] = {
     # dtype, shape, sides, which dimensions data and model cut: whether the sum scattered onto the first is made whole
     ("bfloat16", (768, 12, 64), (0, 1), (0, 0)): True,  # 96 lanes
     ("bfloat16", (768, 12, 64), (0, 1), (2, 2)): True,  # 8 rows of pairs
@@ -53,6 +53,12 @@ SEEN = {
     ("bfloat16", (3, 512, 8, 80), (0, 2), (3, 3)): True,
     ("float32", (3, 768, 32, 64), (0, 2), (2, 2)): True,
     ("bfloat16", (192, 4, 1024), (1, 2), (0, 0)): True,  # tiles of four rows
+    ("float32", (1, 1, 512, 2048), None, (2, 2)): True,  # a 1 x 1 convolution's kernel
+    ("bfloat16", (1, 1, 2048, 512), None, (2, 2)): True,
+    ("float32", (1, 1, 512, 2048), None, (3, 3)): False,
+    ("float32", (1, 512, 2048), (0, 2), (1, 1)): True,
+    ("float32", (1, 3, 512, 512), None, (2, 2)): False,
+    ("bfloat16", (3, 3, 512, 512), None, (2, 2)): False,
     ("float32", (30522, 768), (0, 1), (1, 1)): True,  # 239 tiles of lanes
     ("bfloat16", (30592, 768), (0, 1), (1, 1)): True,
     ("float32", (32128, 768), (0, 1), (1, 1)): True,  # 251
@@ -73,7 +79,7 @@ SEEN = {
 
 @pytest.mark.parametrize("case", SEEN, ids=str)
 def test_a_sum_is_made_whole_where_its_piece_is_no_whole_tiles(
-    case: tuple[str, tuple[int, ...], tuple[int, int], tuple[int, int]],
+    case: tuple[str, tuple[int, ...], tuple[int, int] | None, tuple[int, int]],
 ) -> None:
     dtype, shape, sides, cut = case
     item_bytes = 2 if dtype == "bfloat16" else 4
