@@ -13,6 +13,7 @@ from .apart import apart_scratch
 from .bodies import Body
 from .copied_back import back_and_forth
 from .crossing import Traffic
+from .dilated import transposed_for_kernels
 from .few_images import moved_pixels
 from .held_back import combined_sums, held_back, put_off
 from .invariants import Invariant
@@ -72,6 +73,7 @@ def step_memory(
     if model.profile.kind == "gpu":
         needed = (lives or lives_of(graph, stored, times)).needed
         beside += padded_images(graph, axes, times, needed, reads)
+        beside += transposed_for_kernels(graph, axes, times, reads)
         in_rows, late = written_in_rows(graph, axes, crossing.row_sums, times, needed, reads, values)
         beside += in_rows
         if times == crossing.times:
