@@ -84,7 +84,7 @@ class _Kernels:
         forced = self._forced()
         self.stored, self.cheap, self.again = list(forced), set[int](), frozenset[int]()
         self.leaves: list[Mapping[int, float] | None] = [None] * len(graph.values)
-        self.gated: set[int] = set()
+        self.bent = set[int]()  # on GPU, what a kernel has computed of a curve of something normalised, see `masks`
         self.reduced = {v for op in graph.ops if self.kinds[op.index] == "reduction" for v in op.operands}
         smaller, converted = self._find_leaves()
         if smaller or converted:
@@ -156,6 +156,7 @@ class _Kernels:
         rest again where it is read (of an activation what goes in, for the function and its derivative; of softmax's
         derivative the bf16 product that is converted to f32 twice); and scores with what is stored for them instead.
         """
+        self.bent.clear()
         made_of: dict[int, list[int]] = {}
         crosses = [False] * len(self.graph.values)
         contracted = [False] * len(self.graph.values)
@@ -184,7 +185,7 @@ class _Kernels:
                 if self.stored[value]:
                     self.leaves[value] = {value: self.bytes[value]}
                     if op.primitive not in CURVES:
-                        self.gated.discard(value)
+                        self.bent.discard(value)
         exponents = exponentiated(self.graph, self.kinds) if self.platform == "tpu" else {}
         converted: dict[int, set[int]] = {}
         best: dict[int, int] = {}
@@ -213,8 +214,8 @@ class _Kernels:
             return {value: self.bytes[value]}
         alone = self.kinds[op.index] != "fused" and value not in self.again
         if self.platform == "gpu" and self._curved(op):
-            self.gated.add(value)
-        if alone or (self.platform == "gpu" and is_dear(self.graph, op, value in self.gated)):
+            self.bent.add(value)
+        if alone or (self.platform == "gpu" and is_dear(self.graph, op, value in self.bent)):
             return None
         leaves: dict[int, float] = {}
         for operand in op.operands:
@@ -225,8 +226,8 @@ class _Kernels:
         if op.primitive == "gather" and op.operands[0] in leaves:  # no more of a table is read than is gathered
             leaves[op.operands[0]] = min(leaves[op.operands[0]], self.bytes[value])
         near = sum(leaves.values()) <= COMPUTED_AGAIN * self.bytes[value]
-        if any(v in self.gated for v in op.operands):
-            self.gated.add(value)
+        if any(v in self.bent for v in op.operands):
+            self.bent.add(value)
             near &= sum(size >= self.bytes[value] / 2 for size in leaves.values()) < 2 and value not in self.reduced
         return leaves if near or self.mask[value] else None
 
