@@ -112,8 +112,9 @@ def compiled(
         command += ["--whole"] * whole + ["--by-hand"] * by_hand
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         if not out.exists():
-            said = [line for line in done.stderr.splitlines() if "Error: " in line or "RESOURCE_EXHAUSTED" in line]
-            return {"failed": [line.strip()[:300] for line in said[-1:]]}
+            lines = done.stderr.strip().splitlines()
+            said = [line for line in lines if "Error: " in line or "RESOURCE_EXHAUSTED" in line]
+            return {"failed": [line.strip()[:300] for line in (said or lines)[-1:]]}
         row: dict[str, Any] = json.loads(out.read_text())
     found = text.read_text()
     row["collectives"] = sent(

@@ -13,57 +13,47 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..ir import Graph, Op
-from .kinds import REDUCTIONS
+from ..ir import VIEWS, Graph, Op
 
 _LAYERS = 6
 
-_MOVED = frozenset(
-    {"broadcast_in_dim", "convert_element_type", "expand_dims", "reshape", "squeeze", "transpose"}
-)
+_MOVED = VIEWS | {"broadcast_in_dim", "convert_element_type"}
 
 
 def added_in_memory(graph: Graph, kinds: Sequence[str]) -> Iterator[int]:
     """Sums, products and the like of gathered values that softmaxes read, or what is gathered."""
-    uses = graph.uses()
+    gathers = [op for op in graph.ops if op.primitive == "gather"]
+    normalised = _normalised(graph, kinds) if gathers else set[int]()
     around = graph.loops_around()
-    for gather in graph.ops:
-        if gather.primitive != "gather":
-            continue
+    for gather in gathers:
         adds = [
             op
             for value in gather.results
-            for op in _readers(graph, uses, value)
+            for op in _readers(graph, value)
             if around[op.index] == around[gather.index] and kinds[op.index] == "fused"
         ]
-        made = [op.results[0] for op in adds if _normalised(graph, uses, kinds, op)]
+        made = [op.results[0] for op in adds if op.results[0] in normalised]
         yield from made if len(adds) >= _LAYERS else gather.results[: len(made)]
 
 
-def _readers(graph: Graph, uses: Sequence[Sequence[tuple[int, int]]], value: int) -> Iterator[Op]:
+def _readers(graph: Graph, value: int) -> Iterator[Op]:
     """What reads a value beside others as large, itself or moved."""
-    for index in dict.fromkeys(index for index, _ in uses[value]):
+    for index in dict.fromkeys(index for index, _ in graph.uses()[value]):
         op = graph.ops[index]
         if op.primitive in _MOVED:
-            yield from _readers(graph, uses, op.results[0])
+            yield from _readers(graph, op.results[0])
         elif len(op.operands) > 1 and len(op.results) == 1:
             yield op
 
 
-def _normalised(
-    graph: Graph, uses: Sequence[Sequence[tuple[int, int]]], kinds: Sequence[str], op: Op
-) -> bool:
-    """Whether the largest of each row is taken of what `op` makes, or of a function of it."""
-    seen, left = set[int](), [op.results[0]]
-    while left:
-        value = left.pop()
-        for index, _ in uses[value]:
-            reader = graph.ops[index]
-            if reader.primitive in REDUCTIONS:
-                last = len(graph.values[reader.operands[0]].shape) - 1
-                if reader.primitive == "reduce_max" and tuple(reader.params.get("axes", ())) == (last,):
-                    return True
-            elif kinds[index] == "fused" and len(reader.results) == 1 and reader.results[0] not in seen:
-                seen.add(reader.results[0])
-                left.append(reader.results[0])
-    return False
+def _normalised(graph: Graph, kinds: Sequence[str]) -> set[int]:
+    """The values of which, or of a function of which, the largest of each row is taken."""
+    found = set[int]()
+    for op in reversed(graph.ops):
+        if op.primitive == "reduce_max":
+            last = len(graph.values[op.operands[0]].shape) - 1
+            if tuple(op.params["axes"]) == (last,):
+                found.update(op.operands)
+        elif kinds[op.index] == "fused" and len(op.results) == 1 and op.results[0] in found:
+            found.update(op.operands)
+    return found
