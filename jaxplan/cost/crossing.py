@@ -43,7 +43,8 @@ class Traffic:
         reordered: GPU: the latter's value by (product, place); wide: TPU: see `wide_copies`; updates, row_sums: GPU;
         windows, conversions: TPU.
       kernels: TPU: for every operation the kernel of the vector unit that it is part of; else None throughout.
-      starts: GPU: see `kernel_starts`; producers: for every value the operation that makes it, or -1.
+      starts: GPU: see `kernel_starts`; parted: GPU: see `parted_rows`.
+      producers: for every value the operation that makes it, or -1.
       times: when each operation runs, as the index of one.  TPU: what is fused runs as soon as its last operand is
         there, however late it is written (a weight's gradient with the optimizer); GPU: products in loops run late.
       bodies: by operation, what runs inside the `shard_map`s that the user wrote; resident: TPU: see `residents`.
@@ -72,6 +73,7 @@ class Traffic:
     reordered: Mapping[tuple[int, int], int]
     kernels: tuple[VectorKernel | None, ...]
     starts: tuple[float, ...]
+    parted: frozenset[int]
     producers: tuple[int, ...]
     times: tuple[int, ...]
     bodies: Mapping[int, Body] = field(default_factory=dict, repr=False)

@@ -30,6 +30,7 @@ from .kinds import COMPUTED_AGAIN, kind_of, source_values
 from .masks import CURVES, is_dear, is_mask, moved_on_tpu, read_by_expansions, read_whole
 from .on_chip import residents
 from .outermost import outside_tiles
+from .parted import parted_rows
 from .product_windows import windowed
 from .residency import (
     Flow,
@@ -270,8 +271,9 @@ class _Kernels:
         turned = reordered(flow) if gpu else {}
         apart = {**made_apart(flow, self.cheap), **turned} if gpu else {}
         elsewhere, spanned = {*apart, *self.written.shared, *self.onto}, self.written.spanned
+        stored = tuple(s and v not in elsewhere for v, s in enumerate(self.stored))
         return Traffic(
-            stored=tuple(s and v not in elsewhere for v, s in enumerate(self.stored)),
+            stored=stored,
             inside=tuple(
                 made >= 0 and not kept and not source and leaves is None
                 for made, kept, source, leaves in zip(
@@ -298,6 +300,7 @@ class _Kernels:
             conversions=conversions(flow, self.stored) if tpu else {},
             reordered={product: value for value, products in turned.items() for product in products},
             kernels=vector or (None,) * len(reads),
+            parted=parted_rows(self.graph, stored) if gpu else frozenset(),
             starts=kernel_starts(flow, writes, self._at_hand, self.op_level) if gpu else (),
             producers=tuple(self.producers),
             times=times,

@@ -54,12 +54,14 @@ class CostModel:
     exposed: float = 1.0
 
     def collective(
-        self, kind: str, size_bytes: np.ndarray, axes: tuple[int, ...], *, start_share: float = 1.0
-    ) -> np.ndarray:
+        self, kind: str, size_bytes: np.ndarray, axes: tuple[int, ...], *, start_share: float = 1.0,
+        beside: float | None = None,
+    ) -> np.ndarray:  # fmt: skip
         """Exposed seconds of a collective over these mesh axes; see `collectives.collective_seconds`.
 
         Args:
           start_share: of its start that is its own, where XLA starts it together with others (`ir.start_shares`).
+          beside: see `packing_seconds`.
         """
         key = kind, axes
         if key not in self._terms:
@@ -67,7 +69,8 @@ class CostModel:
             self._terms[key] = self.compiled_kind(kind, names), tuple(map(self.link, names)), names
         compiled, links, names = self._terms[key]
         sent_s = self._seconds(compiled, size_bytes, links, start_share)
-        return self.exposed * (sent_s + self.packing_seconds(kind, size_bytes, names, start_share=start_share))
+        packing_s = self.packing_seconds(kind, size_bytes, names, start_share=start_share, beside=beside)
+        return self.exposed * (sent_s + packing_s)
 
     @functools.cached_property
     def _terms(self) -> dict[tuple[str, tuple[int, ...]], tuple[str, tuple[AxisLink, ...], tuple[str, ...]]]:
@@ -75,8 +78,9 @@ class CostModel:
         return {}
 
     def packing_seconds(
-        self, kind: str, size_bytes: npt.ArrayLike, names: Sequence[str], *, start_share: float = 1.0
-    ) -> np.ndarray:
+        self, kind: str, size_bytes: npt.ArrayLike, names: Sequence[str], *, start_share: float = 1.0,
+        beside: float | None = None,
+    ) -> np.ndarray:  # fmt: skip
         """Seconds of the kernels that XLA for GPU runs beside a collective, of the shape of its bytes.
 
         All_reduces that start together are put into one buffer by one kernel, and taken out of it by one each; one that
@@ -84,6 +88,9 @@ class CostModel:
         see `_PACKING_KERNELS`: kernels that read and write all that is exchanged.  What is gathered is large where
         whoever makes it writes it in that order; the kernels beside it are as short as kernels get.  XLA for TPU brings
         pieces that are exchanged into order in one copy, before or after.
+
+        Args:
+          beside: kernels that a gather takes, see `kernels_beside`; by default as `_PACKING_KERNELS` has it.
         """
         size = np.asarray(size_bytes, np.float64)
         if self.profile.kind == "tpu" and kind == "all_to_all" and self.size_of(names) > 1:
@@ -96,7 +103,10 @@ class CostModel:
             moved_s = self.memory_seconds(2 * size)
             return np.where(share < 1, np.maximum(moved_s, start_s) + np.maximum(moved_s, share * start_s), 0.0)
         exchanged = size * (kind in ("all_to_all", "collective_permute"))
-        return _PACKING_KERNELS.get(kind, 0.0) * np.maximum(self.memory_seconds(2 * exchanged), start_s)
+        kernels = _PACKING_KERNELS.get(kind, 0.0)
+        if beside is not None and kind in ("all_gather", "reduce_scatter"):
+            kernels = beside * (kind == "all_gather")
+        return kernels * np.maximum(self.memory_seconds(2 * exchanged), start_s)
 
     def combined_bytes(self, kind: str) -> int:
         """Up to which size of all results collectives of a kind are compiled into one; 0: they are not."""

@@ -2,16 +2,20 @@
 
 The loose ends of the body of a loop, or of the step around all loops: values that no product leads to, weights on their
 way to the products that read them, and values that lead to none, gradients on their way out.  And twins: sums alike of
-which neither waits for the other, as a norm's two means, or the products of a gate and of what goes through it.
+which neither waits for the other, as a norm's two means, or the products of a gate and of what goes through it; and
+what is made of such sums and spread over a larger tensor, as a norm's mean and its scale, which are gathered together
+where the sums are scattered.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from .accumulate import SUMS
-from .graph import Graph
+from .graph import VIEWS, Graph
 
 _TOTALS = frozenset(
     {"dot_general", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum"}
@@ -25,8 +29,21 @@ TotalGroup = tuple[_Body, int]
 """The body that a number is summed in, and how many sums to one number it waits for there."""
 
 
-def start_shares(graph: Graph, products: Sequence[bool], sums: Sequence[bool]) -> tuple[float, ...]:
+class Starts(NamedTuple):
+    """For every value, how much of the start of what sends it is its own: of sums and exchanges, and of gathers."""
+
+    sent: tuple[float, ...]
+    gathered: tuple[float, ...]
+
+    def of(self, kind: str) -> tuple[float, ...]:
+        """Those of a kind of collective."""
+        return self.gathered if kind == "all_gather" else self.sent
+
+
+def start_shares(graph: Graph, products: Sequence[bool], sums: Sequence[bool]) -> Starts:
     """For every value: 1 over how many start together: the loose ends that its body has on this side, twins, or itself.
+
+    What the iterations of a loop make last, and sum, they gather last of all, by itself.
 
     Args:
       products, sums: for every operation whether it is a matrix product, and whether it sums anything, as products do.
@@ -44,13 +61,15 @@ def start_shares(graph: Graph, products: Sequence[bool], sums: Sequence[bool]) -
         if sums[op.index] and all(late[v] for v in op.results) and not all(late[v] for v in op.operands)
     )
     adding = [sums[op.index] and not all(late[v] for v in op.results) for op in graph.ops]
-    twins = _twins(graph, products, adding, bodies, producers)
-    shares = []
+    twins, spread = _twins(graph, products, adding, bodies, producers)
+    shares, gathered = [], []
     for value, maker in enumerate(producers):
         body = bodies[maker] if maker >= 0 else ()
-        count = finished[body] if late[value] else fetched[body] if early[value] else twins.get(maker, 1)
+        alike = twins[maker] if maker in twins else spread.get(value, 1)
+        count = finished[body] if late[value] else fetched[body] if early[value] else alike
         shares.append(1.0 / max(count, 1))
-    return tuple(shares)
+        gathered.append(1.0 if late[value] and body else shares[-1])
+    return Starts(tuple(shares), tuple(gathered))
 
 
 def total_shares(graph: Graph) -> dict[int, float]:
@@ -127,10 +146,10 @@ def _waited_for(graph: Graph, producers: Sequence[int], bodies: Sequence[_Body])
 
 def _twins(
     graph: Graph, products: Sequence[bool], sums: Sequence[bool], bodies: Sequence[_Body], producers: Sequence[int]
-) -> dict[int, int]:
+) -> tuple[dict[int, int], dict[int, int]]:
     """How many sums are alike, for each: of a body, of one shape, after equally many sums one after the other.
 
-    One that waits for another comes after one more.
+    One that waits for another comes after one more.  And what `_spread` says.
     """
     depth = [0] * len(graph.values)
     like: dict[int, tuple[object, ...]] = {}
@@ -143,7 +162,37 @@ def _twins(
         for value in op.results:
             depth[value] = deepest + sums[op.index]
     counts = Counter(like.values())
-    return {op: counts[key] for op, key in like.items()}
+    return {op: counts[key] for op, key in like.items()}, _spread(graph, depth, bodies, producers)
+
+
+def _spread(
+    graph: Graph, depth: Sequence[int], bodies: Sequence[_Body], producers: Sequence[int]
+) -> dict[int, int]:
+    """How many values behind sums are broadcast to something larger, of a body, of one size and as deep, for each."""
+    chains: dict[int, tuple[object, ...]] = {}
+    first: dict[int, int] = {}
+    for op in graph.ops:
+        if len(op.results) != 1:
+            continue
+        spread_to = graph.values[op.results[0]].shape
+        for value in op.operands:
+            shape, chain = graph.values[value].shape, list[int]()
+            size = math.prod(shape)
+            same_rank = len(shape) == len(spread_to) and all(a in (1, b) for a, b in zip(shape, spread_to, strict=True))
+            if size == 1 or size >= math.prod(spread_to) or not (same_rank or op.primitive == "broadcast_in_dim"):
+                continue
+            while depth[value] and bodies[producers[value]] == bodies[op.index]:
+                chain.append(value)
+                maker = graph.ops[producers[value]]
+                viewed = maker.primitive in VIEWS or maker.primitive == "broadcast_in_dim"
+                if not viewed or math.prod(graph.values[maker.operands[0]].shape) != size:
+                    break
+                value = maker.operands[0]
+            if chain:
+                first |= dict.fromkeys(chain, chain[-1])
+                chains[chain[-1]] = bodies[op.index], depth[chain[-1]], size
+    alike = Counter(chains.values())
+    return {value: alike[chains[maker]] for value, maker in first.items()}
 
 
 def _early(graph: Graph, products: Sequence[bool], bodies: Sequence[_Body], producers: Sequence[int]) -> list[bool]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -230,6 +230,8 @@ def _scattered_at_once(
       H100, jax 0.10.2); pinned as it is read, it scatters over the ones and reduces over the others.
     - What is `waited` for, and read in one layout: the barrier stands between a pin and a reader that is further out
       than it, and no compiler scatters across that.
+    - What is negated or scaled before it is summed, and read in one layout: XLA does that to the sum, between it and
+      where it is cut (the gradient of a batch's mean, H100, jax 0.10.2).
     - What is looked up in a larger tensor, and read in one layout: between the sum and the result stands what fills in
       for indices out of bounds.  Of a tensor and what is looked up in it Shardy moves the smaller one: a table of
       32768 words was gathered for as many tokens.
@@ -248,10 +250,20 @@ def _scattered_at_once(
         several = pending.sum() > 1 and not scattered.all()
         maker = graph.ops[producers[value]]
         looked_up = maker.primitive == "gather" and graph.values[maker.operands[0]].bytes > graph.values[value].bytes
-        apart = value in waited or looked_up
+        apart = value in waited or looked_up or _factored(graph, maker, producers)
         if fits and alike and (several or apart):
             found[value] = uses[value][0]
     return found
+
+
+def _factored(graph: Graph, maker: Op, producers: Sequence[int]) -> bool:
+    """Whether a sum is of what is negated, or scaled by a number: XLA does that to the sum instead."""
+    before = producers[maker.operands[0]] if maker.primitive == "reduce_sum" else -1
+    if before < 0:
+        return False
+    op = graph.ops[before]
+    scaled = op.primitive in ("mul", "div") and any(not graph.values[v].shape for v in op.operands)
+    return op.primitive == "neg" or scaled
 
 
 def _on_the_way(start: np.ndarray, copy: np.ndarray, row: np.ndarray) -> bool:

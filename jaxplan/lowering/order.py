@@ -8,10 +8,12 @@ An all_to_all of several axes takes their order along to the other dimension, or
 take the orders that spare most bytes the move, each by itself and with those whose order it takes along; mesh order
 when it makes no difference.
 
-On TPU and GPU a dimension that is summed over wants the order of the one that its sums are scattered onto: XLA compiles
-a reduce_scatter only of parts in the order of the pieces, else an all_reduce of the whole sum and a slice (8 v5e and 8
-H100, jax 0.10.2, libtpu 0.0.42.1).  Axes that cut several dimensions of a product that are summed over stand in the
-order of these, the first contracted one's the major ones; on GPU in the mesh's.
+On TPU and GPU a dimension that is summed over wants the order of the one that its sums are scattered onto: XLA
+compiles a reduce_scatter only of parts in the order of the pieces, else an all_reduce of the whole sum and a slice (8
+v5e and 8 H100, jax 0.10.2, libtpu 0.0.42.1).  What is added up to one number, a norm of many gradients, wants one
+order: XLA sums over devices once where parts are summed over these in one order, else each by itself.  Axes that cut
+several dimensions of a product that are summed over stand in the order of these, the first contracted one's the major
+ones; on GPU in the mesh's.
 """
 
 from __future__ import annotations
@@ -279,6 +281,12 @@ class _Resolver:
 
         Else whole sums are sent, not pieces: as many times what a wish spares as there are pieces.
         """
+        if not self.graph.values[value].shape:
+            every = [key for key in dict.fromkeys(map(self.joined.find, summed.keys)) if len(self.sets[key]) > 1]
+            for one, other in itertools.pairwise(every):
+                if self.sets[one] == self.sets[other]:
+                    weight = self.graph.values[value].bytes * trips
+                    self.taken_along.append((one, other, frozenset(self.sets[one]), weight, None))
         for _, piece in sorted(reader.items()):
             count = math.prod(self.axes[axis][1] for axis in self.sets[piece])
             weight = self.graph.values[value].bytes * trips * count

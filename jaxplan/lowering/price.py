@@ -119,7 +119,7 @@ def price(
         behind = summed_behind_loops(graph)
         asked = [(_behind_its_loop(c, behind.get(op, 1.0)), op) for c, op in asked]
     sent = as_sent(graph, where.values, where.reads, asked, where.axes, model)
-    prices = collective_prices(graph, start_shares_of(graph, rules), model, sent)
+    prices = collective_prices(graph, start_shares_of(graph, rules), model, crossing, sent)
     collectives = tuple((c, op, paid.seconds_s) for (c, op), paid in zip(sent, prices, strict=True))
     memory = step_memory(
         graph, where.axes, model, crossing, kinds, where.values, where.reads, waited_values(traced), where.outputs

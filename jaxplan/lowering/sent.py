@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..cost import CostModel
-from ..ir import Graph, total_groups
+from ..cost import CostModel, Traffic, kernels_beside
+from ..ir import Graph, Starts, total_groups
 from ..sharding import UNREDUCED, Collective, MeshAxes
 
 
@@ -28,7 +28,11 @@ class Sending(NamedTuple):
 
 
 def collective_prices(
-    graph: Graph, shares: Sequence[float], model: CostModel, collectives: Sequence[tuple[Collective, int]]
+    graph: Graph,
+    shares: Starts,
+    model: CostModel,
+    crossing: Traffic,
+    collectives: Sequence[tuple[Collective, int]],
 ) -> tuple[Sending, ...]:
     """What each collective takes; nothing for those that move nothing.
 
@@ -53,12 +57,19 @@ def collective_prices(
         if not item.shape:
             return 1 / scalars[group(item, op)]
         around = (*graph.ops[op].operands, *graph.ops[op].results) if op >= 0 else ()
-        return min((shares[v] for v in around if graph.values[v].shape == item.shape and not free[v]), default=1.0)
+        own = shares.of(item.kind)
+        return min((own[v] for v in around if graph.values[v].shape == item.shape and not free[v]), default=1.0)
+
+    def of_one_kernel(item: Collective, op: int) -> bool:
+        around = (*graph.ops[op].operands, *graph.ops[op].results) if op >= 0 else ()
+        sent = [v for v in around if graph.values[v].shape == item.shape]
+        return bool(sent) and crossing.parted.issuperset(sent)
 
     def sending(item: Collective, op: int) -> Sending:
         own = share(item, op)
         sent_s = model.collective_over(item.kind, item.bytes, item.axes, start_share=own if item.shape else 1.0)
-        packing_s = float(model.packing_seconds(item.kind, item.bytes, item.axes, start_share=own))
+        beside = kernels_beside(item, of_one_kernel(item, op))
+        packing_s = float(model.packing_seconds(item.kind, item.bytes, item.axes, start_share=own, beside=beside))
         return Sending(sent_s * (1.0 if item.shape else own) * item.trips, packing_s * item.trips)
 
     return tuple(Sending() if item.kind == "all_slice" else sending(item, op) for item, op in collectives)

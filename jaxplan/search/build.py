@@ -163,7 +163,7 @@ class _Builder:
         for position in range(len(op.operands)):
             port = Port(node=node, places=options.operands[position])
             self.reads[op.index, position] = port
-            self._read(op, position, port, tied=tied, trips=trips)
+            self._read(op, position, port, tied=tied and not self.sharing.spreads(op, position), trips=trips)
         for position, value in enumerate(op.results):
             self.values[value] = Port(node=node, places=options.results[position])
             self._finish(value, op)
@@ -306,8 +306,8 @@ class _Builder:
         """`op`: what computes the copies in a move."""
         if tail.node == head.node:
             return
-        share = self.sharing.start_share(tensor)
-        how = how if share == how.start_share else how._replace(start_share=share)
+        start, gather = self.sharing.start_shares(tensor)
+        how = how._replace(start_share=start, gather_share=gather, parted=tensor.index in self.crossing.parted)
         costs, allowed, moved = self.passing.edge(tail.places, head.places, tensor, how)
         if how.settled or how.turning is not None:
             seconds = self.passing.copying(tail.places, head.places, tensor, how)

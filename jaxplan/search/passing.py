@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..cost import CostModel, Turning
+from ..cost import CostModel, Turning, kernels_beside
 from ..ir import Value
 from ..sharding import NONE, UNREDUCED, Moves, reachable
 from .sharing import tied_layouts
@@ -25,7 +25,8 @@ class How(NamedTuple):
         the others, the same again, that it is resharded before the loops and held for them.
       uncut: no part is cut out of what lies whole, see `totals`.
       settled: it takes a donated argument's place.
-      start_share: of a sum's start that is its own, see `ir.start_shares`.
+      start_share, gather_share: of its starts that are its own, see `ir.start_shares`.
+      parted: see `cost.parted_rows`.
       turning: what the move turns.
     """
 
@@ -37,6 +38,8 @@ class How(NamedTuple):
     uncut: bool = False
     settled: bool = False
     start_share: float = 1.0
+    gather_share: float = 1.0
+    parted: bool = False
     turning: Turning | None = None
 
 
@@ -84,8 +87,12 @@ class Passing:
         if how.uncut:
             allowed &= ~((tail[:, None, :] == NONE) & (head[None, :, :] >= 0)).any(axis=2)
 
+        beside = kernels_beside(tensor, how.parted)
+
         def price(kind: str, size: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
-            return self.model.collective(kind, size * tensor.as_sent(kind), axes, start_share=how.start_share)
+            sent_bytes = size * tensor.as_sent(kind)
+            share = how.gather_share if kind == "all_gather" else how.start_share
+            return self.model.collective(kind, sent_bytes, axes, start_share=share, beside=beside)
 
         once = self._between(tail, head).price(tensor.bytes, price)
         once = once + self.model.whole_sum_seconds(tail, head, tensor, start_share=how.start_share)

@@ -8,11 +8,12 @@ nothing to gather.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from ..ir import Graph, Value, total_shares
+from ..ir import Graph, Op, Value, total_shares
 from ..sharding import NONE, UNREDUCED, Rule, start_shares_of
 
 
@@ -44,14 +45,27 @@ class Sharing:
         producer = self._producers[value]
         return producer >= 0 and self.rules[producer].follows
 
+    def spreads(self, op: Op, position: int) -> bool:
+        """Whether an operation repeats an operand all over something larger, which may lie otherwise than that is made.
+
+        A norm's mean and scale are made of sums that may be scattered, and gathered for what is normalised.
+        """
+        if len(op.results) != 1:
+            return False
+        read, made = (math.prod(self.graph.values[v].shape) for v in (op.operands[position], op.results[0]))
+        return 1 < read < made
+
     def readers(self, value: int) -> list[tuple[int, int]]:
         """(operation, operand) of the readers of a value other than the carry's own bookkeeping."""
         ops = self.graph.ops
         return [(o, p) for o, p in self._uses[value] if not (ops[o].primitive == "carry_next" and p == 1)]
 
-    def start_share(self, tensor: Value) -> float:
-        """Of a start of what sends a value, how much is its own, see `ir.start_shares` and `ir.total_shares`."""
-        return self.starts[tensor.index] if tensor.shape else self._totals.get(tensor.index, 1.0)
+    def start_shares(self, tensor: Value) -> tuple[float, float]:
+        """Of the starts of what sums and of what gathers a value, how much is its own: see `ir.start_shares` and
+        `ir.total_shares`."""
+        if not tensor.shape:
+            return self._totals.get(tensor.index, 1.0), 1.0
+        return self.starts.sent[tensor.index], self.starts.gathered[tensor.index]
 
     def rounding(self, value: int, readers: Collection[int]) -> set[int]:
         """Of `readers`, operations, those that round all they read of a value to bf16, see `cost.narrowed`."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from ..ir import Value
+from ..ir import Starts, Value
 from ..sharding import Rule, Strategies
 from .folds import Folds
 from .narrow import SharedParts, narrow
@@ -87,7 +87,7 @@ class Space:
     strategies: Mapping[int, Strategies]
     exchanges: Mapping[int, np.ndarray]
     complete: bool = True
-    start_shares: Sequence[float] = ()
+    start_shares: Starts = field(default_factory=lambda: Starts((), ()))
 
     @functools.cached_property
     def folds(self) -> Folds:

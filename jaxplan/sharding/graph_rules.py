@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..ir import Graph, start_shares
+from ..ir import Graph, Starts, start_shares
 from .rule import OpShapes, Rule
 from .rules import rule_for
 
@@ -42,6 +42,6 @@ def graph_rules(graph: Graph) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-def start_shares_of(graph: Graph, rules: Sequence[Rule]) -> tuple[float, ...]:
+def start_shares_of(graph: Graph, rules: Sequence[Rule]) -> Starts:
     """`ir.start_shares` of a program: of every value, how much of the start of what sends it is its own."""
     return start_shares(graph, [rule.matmul for rule in rules], [bool(rule.reduction) for rule in rules])

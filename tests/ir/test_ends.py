@@ -44,7 +44,7 @@ def test_what_has_products_on_both_sides_starts_alone_and_nothing_else_does() ->
         return out + 1, jnp.sum(hidden)
 
     graph = graph_of(step, SQUARE, SQUARE, SQUARE)
-    is_product, shares = products(graph), start_shares(graph, products(graph), sums(graph))
+    is_product, shares = products(graph), start_shares(graph, products(graph), sums(graph)).sent
     for value in range(len(graph.values)):
         sides = [any(is_product[op] for op in reached(graph, value, forward=f)) for f in (False, True)]
         if all(sides):
@@ -62,7 +62,8 @@ def test_the_gradients_of_a_loops_body_share_one_start() -> None:
 
     stacked = jax.ShapeDtypeStruct((4, 8, 8), jnp.float32)
     graph = graph_of(step, {"a": stacked, "b": stacked}, SQUARE)
-    shares = start_shares(graph, products(graph), sums(graph))
+    starts = start_shares(graph, products(graph), sums(graph))
+    shares = starts.sent
     backward = [loop for loop in graph.loops][-1]
     gradients = [
         op.results[0] for op in graph.ops[backward.start : backward.stop]
@@ -70,6 +71,7 @@ def test_the_gradients_of_a_loops_body_share_one_start() -> None:
     ]  # fmt: skip
     assert len(gradients) == 2  # of both weights; the gradient of what came in goes on to the next iteration
     assert sum(shares[value] for value in gradients) <= 1.0
+    assert [starts.gathered[value] for value in gradients] == [1.0, 1.0]  # after their sums, by themselves
 
 
 def test_sums_alike_of_which_none_waits_for_another_start_together() -> None:
@@ -81,12 +83,32 @@ def test_sums_alike_of_which_none_waits_for_another_start_together() -> None:
 
     graph = graph_of(step, SQUARE, SQUARE, SQUARE, SQUARE)
     adding = [op.primitive in ("dot_general", "reduce_sum", "reduce_max") for op in graph.ops]
-    shares = start_shares(graph, products(graph), adding)
+    shares = start_shares(graph, products(graph), adding).sent
     of = [(op.primitive, shares[op.results[0]]) for op in graph.ops if adding[op.index]]
     assert of[1:] == [
         ("reduce_sum", 0.5), ("reduce_sum", 0.5), ("reduce_sum", 1.0), ("reduce_max", 1.0),
         ("dot_general", 0.5), ("dot_general", 0.5), ("dot_general", 1.0),
     ]  # fmt: skip
+
+
+def test_what_is_made_of_sums_alike_and_spread_again_is_gathered_together() -> None:
+    def step(x: jax.Array, up: jax.Array, down: jax.Array) -> Any:
+        x = x @ up
+        mean, square = x.mean(axis=0), (x * x).mean(axis=0)
+        scale = jax.lax.rsqrt(square - mean * mean)
+        y = (x - mean[None]) * scale[None] + jnp.tanh(scale).sum()  # a number is spread, too, but starts by itself
+        return y @ down
+
+    graph = graph_of(step, SQUARE, SQUARE, SQUARE)
+    adding = [op.primitive in ("dot_general", "reduce_sum") for op in graph.ops]
+    starts = start_shares(graph, products(graph), adding)
+    spread = [
+        v for op in graph.ops if op.primitive in ("sub", "mul") for v in op.operands
+        if graph.values[v].shape == (1, 8) and graph.values[op.results[0]].shape == (8, 8)
+    ]  # fmt: skip
+    assert len(spread) == 2
+    assert [starts.gathered[v] for v in spread] == [0.5, 0.5]
+    assert all(starts.gathered[v] == 1.0 for op in graph.ops if op.primitive == "tanh" for v in op.results)
 
 
 def test_whichever_parts_of_a_total_are_summed_they_share_one_start() -> None:

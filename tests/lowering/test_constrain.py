@@ -92,6 +92,21 @@ def test_sums_that_all_readers_scatter_over_some_axes_are_pinned_as_they_are_rea
     assert {pin.layout.dims for pin in pins if pin.site == site} == {(("model",), ())}
 
 
+@pytest.mark.parametrize(("before", "at_once"), [(jnp.negative, True), (lambda x: x * 3, True), (jnp.sin, False)])
+def test_sums_of_what_is_scaled_are_pinned_as_they_are_read(before: Callable[[Any], Any], at_once: bool) -> None:
+    """XLA scales the sum instead, whole where that is pinned whole: a batch normalisation's gradients were all_reduced
+    over eight H100 where a reduce_scatter was planned (jax 0.10.2)."""
+    shapes = [jax.ShapeDtypeStruct((256, 64), jnp.float32), jax.ShapeDtypeStruct((64,), jnp.float32)]
+    graph = trace(lambda x, y: before(x).sum(axis=0) + y, shapes, {}).graph
+    values = {v.index: ROWS if v.shape else WHOLE for v in graph.values}
+    (total,) = [op.results[0] for op in graph.ops if op.primitive == "reduce_sum"]
+    values[total] = np.array([UNREDUCED], np.int8)
+    reads = {(op.index, i): ROWS for op in graph.ops for i, v in enumerate(op.operands) if graph.values[v].shape}
+    pins = planned_constraints(graph, values, reads, {}, Orders(axes=AXES, chosen={}))
+    (made,) = [pin.layout.dims for pin in pins if pin.site == graph.values[total].site]
+    assert made == ((("data",),) if at_once else ((),))
+
+
 @pytest.mark.aot_tpu
 def test_what_is_cast_twice_is_pinned_wherever_it_is_made(tpu_topology: Callable[[str], Any]) -> None:
     """Cast for rows to be looked up by rows and columns, and for a product by rows, one cast is made for both: the

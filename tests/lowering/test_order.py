@@ -101,6 +101,30 @@ def test_dimensions_that_take_one_anothers_order_along_turn_together() -> None:
     assert found.layout("output", 0, 0, rows, 2).dims[0] == ("model", "data")
 
 
+def test_what_is_added_up_to_one_number_has_one_order() -> None:
+    """A norm of two gradients, the first of which leaves its other axis first: XLA sums it once, not twice."""
+
+    def norm(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.sum(x) + jnp.sum(y), jnp.sin(x)
+
+    graph = trace(norm, (jax.ShapeDtypeStruct((64, 64), "float32"),) * 2, {}).graph
+    rules = graph_rules(graph)
+    rows, moved, sums = (np.array(row, np.int8) for row in ((0, 0), (1, 0), (UNREDUCED, UNREDUCED)))
+    values = {v.index: rows if v.shape else sums for v in graph.values}
+    reads = {(op.index, i): values[v] for op in graph.ops for i, v in enumerate(op.operands)}
+    whole = np.array((NONE, NONE), np.int8)
+    factors = {
+        op.index: np.array([rules[op.index].operands[0][0][0]] * 2, np.int8) if reads[op.index, 0] is rows else whole
+        for op in graph.ops
+    }
+    sine = next(op for op in graph.ops if op.primitive == "sin")
+    reads[sine.index, 0] = values[sine.results[0]] = factors[sine.index] = moved
+    found = resolve_orders(graph, rules, AXES, values, reads, {0: whole, 1: moved}, factors, {}, platform="gpu")
+    x, y = graph.inputs
+    assert found.layout("value", x, 0, rows, 2).dims[0] == ("model", "data")
+    assert found.layout("value", y, 0, rows, 2).dims[0] == ("model", "data")
+
+
 def test_what_no_order_suits_turns_on_the_way() -> None:
     """One reader keeps "data", the other "model": whichever leads, what the other reads changes places first."""
     graph = trace(lambda x: [jnp.sin(x), jnp.cos(x)], (jax.ShapeDtypeStruct((64, 64), "float32"),), {}).graph

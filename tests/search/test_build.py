@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxplan.cost import CostModel, narrowed
+from jaxplan.cost import CostModel, kernels_beside, narrowed, traffic
 from jaxplan.hardware import axis_links, load_profile
-from jaxplan.ir import Graph, start_shares, trace
+from jaxplan.ir import Graph, Value, start_shares, trace
 from jaxplan.search import SEARCHES, Edge, Node, StrategyProblem, Termination, evaluate
 from jaxplan.search.build import build
 from jaxplan.search.space import Space, decide
@@ -125,7 +125,7 @@ def walked_s(graph: Graph, space: Space, model: CostModel, chosen: tuple[int, ..
 
     For programs in which nothing is read twice.
     """
-    decision = decide(space, chosen)
+    decision, crossing = decide(space, chosen), traffic(graph, space.rules, model.profile.kind)
     trips = {op.index: op.trips for op in graph.ops}
     total = sum(decision.compute_s.values())
     shares = start_shares(
@@ -140,14 +140,17 @@ def walked_s(graph: Graph, space: Space, model: CostModel, chosen: tuple[int, ..
     for tensor, wanted, times in hops:
         made = decision.values[tensor.index]
         steps = reshard_steps(made, wanted, tensor.bytes, model.axes)
-        share = shares[tensor.index] if tensor.shape else 1.0
-        total += times * sum(
-            model.collective_over(step.kind, step.bytes * tensor.as_sent(step.kind), step.axes, start_share=share)
-            + float(model.packing_seconds(step.kind, step.bytes * tensor.as_sent(step.kind), step.axes))
-            for step in steps
-            if step.kind != "all_slice"
-        )
-        lanes = model.whole_sum_seconds(made[None], wanted[None], tensor, start_share=share)
+        beside = kernels_beside(tensor, tensor.index in crossing.parted)
+
+        def share(kind: str, tensor: Value = tensor) -> float:
+            return shares.of(kind)[tensor.index] if tensor.shape else 1.0
+
+        for step in steps:
+            if step.kind != "all_slice":
+                sent = step.kind, step.bytes * tensor.as_sent(step.kind), step.axes
+                total += times * model.collective_over(*sent, start_share=share(step.kind))
+                total += times * float(model.packing_seconds(*sent, beside=beside))
+        lanes = model.whole_sum_seconds(made[None], wanted[None], tensor, start_share=share("all_reduce"))
         total += times * float(np.sum(lanes))
     return total
 
