@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ..ir import LOOP_EDGES, VIEWS, Graph, Op
+from ..ir import LOOP_EDGES, SUMS, VIEWS, Graph, Op
 from ..sharding import Rule
 from .apart import made_apart, reordered
 from .bodies import bodies
@@ -27,7 +27,16 @@ from .in_place import overwritable
 from .invariants import loop_invariants
 from .kernel_starts import kernel_starts
 from .kinds import COMPUTED_AGAIN, kind_of, source_values
-from .masks import CURVES, is_dear, is_mask, moved_on_tpu, read_by_expansions, read_whole
+from .masks import (
+    CURVES,
+    MANY_READERS,
+    is_dear,
+    is_mask,
+    moved_on_tpu,
+    read_at,
+    read_by_expansions,
+    read_whole,
+)
 from .on_chip import residents
 from .outermost import outside_tiles
 from .parted import parted_rows
@@ -69,7 +78,7 @@ class _Kernels:
         # kernels are made of the program's own types: what they read and write is narrowed afterwards
         self.share = [0.5 if tensor.narrowed else 1.0 for tensor in graph.values]
         self.bytes = [v.bytes / share * (not v.host) for v, share in zip(graph.values, self.share, strict=True)]
-        self.producers = graph.producers()
+        self.producers, self.uses = graph.producers(), graph.uses()
         self.mask = [platform == "tpu" and is_mask(tensor) for tensor in graph.values]
         self.kinds = [kind_of(graph, op, rule, platform) for op, rule in zip(graph.ops, rules, strict=True)]
         self.loop_of = [-1] * len(graph.ops)
@@ -216,7 +225,8 @@ class _Kernels:
         alone = self.kinds[op.index] != "fused" and value not in self.again
         if self.platform == "gpu" and self._curved(op):
             self.bent.add(value)
-        if alone or (self.platform == "gpu" and is_dear(self.graph, op, value in self.bent)):
+        many = value in self.bent or self._read_often(value, op)
+        if alone or (self.platform == "gpu" and is_dear(self.graph, op, many)):
             return None
         leaves: dict[int, float] = {}
         for operand in op.operands:
@@ -226,11 +236,23 @@ class _Kernels:
                 leaves.update(found)
         if op.primitive == "gather" and op.operands[0] in leaves:  # no more of a table is read than is gathered
             leaves[op.operands[0]] = min(leaves[op.operands[0]], self.bytes[value])
-        near = sum(leaves.values()) <= COMPUTED_AGAIN * self.bytes[value]
+        near = sum(leaves.values()) <= COMPUTED_AGAIN * self.bytes[value] or self._added_later(op, value)
         if any(v in self.bent for v in op.operands):
             self.bent.add(value)
             near &= sum(size >= self.bytes[value] / 2 for size in leaves.values()) < 2 and value not in self.reduced
         return leaves if near or self.mask[value] else None
+
+    def _read_often(self, value: int, op: Op) -> bool:
+        """Whether others read a function that takes long than an activation's kernel and its derivative's."""
+        return op.primitive in CURVES and len(read_at(self.graph, self.kinds, self.op_level, value)) >= MANY_READERS
+
+    def _added_later(self, op: Op, value: int) -> bool:
+        """Whether a sum is read by another sum alone, in whose kernel XLA for GPU adds all of it up."""
+        readers = self.uses[value]
+        if self.platform != "gpu" or op.primitive not in SUMS or len(readers) != 1:
+            return False
+        reader = self.graph.ops[readers[0][0]]
+        return reader.primitive in SUMS and self._here(value, reader)
 
     def _curved(self, op: Op) -> bool:
         """Whether `op` is a function that takes long of what is normalised."""

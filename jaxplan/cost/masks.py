@@ -16,19 +16,22 @@ until what it makes is read several times or sliced: f32 capped logits that are 
 logits, which are kept where nothing but a conversion is between (sixteen functions; v5e, jax 0.10.2, 2026-11-23).
 
 XLA for GPU stores a tanh or an error function in bf16 that the backward pass reads again, though its argument is in
-memory too: of a gelu the argument, the tanh and the result (MLPs of six layers, GPTs of four unrolled ones, a BERT
-and a ConvNeXt, compiled for H100, jax 0.10.2). In f32, twice the bytes, it computes them again (an MLP-Mixer and a
+memory too: of a gelu the argument, the tanh and the result (MLPs of six layers, GPTs of four unrolled ones, a BERT and
+a ConvNeXt, compiled for H100, jax 0.10.2). In f32, twice the bytes, it computes them again (an MLP-Mixer and a
 perceiver), but those of what is normalised just before (MLPs with layer normalisations in front of their gelus, a
-wav2vec 2); a logistic function always. What is made of one of these functions of what is normalised, and of another
-array as large, is in memory if a later kernel reads it, and so is what a sum reads: an activation's gradient, in f32,
-on its way to the sums of a normalisation's (MLPs with layer and batch normalisations before gelus and silus), or what
-an EfficientNet pools of silus. A relu's is computed again. An erfc in bf16 is expanded into polynomials before
-kernels are made, which read its argument dozens of times: where the derivative reads the argument, too, it is written
-beside the erfc (the exact gelus of a RoBERTa, H100).
+wav2vec 2) and those that three kernels or more read (capped logits and capped scores of attention, and what a
+normalisation follows: the largest of each row, the sum of exponentials and the gradient); a logistic function always.
+One in bf16 that is converted to f32 next is stored in f32 (`narrowing`). What is made of one of these functions of
+what is normalised, and of another array as large, is in memory if a later kernel reads it, and so is what a sum reads:
+an activation's gradient, in f32, on its way to the sums of a normalisation's (MLPs with layer and batch normalisations
+before gelus and silus), or what an EfficientNet pools of silus. A relu's is computed again. An erfc in bf16 is
+expanded into polynomials before kernels are made, which read its argument dozens of times: where the derivative reads
+the argument, too, it is written beside the erfc (the exact gelus of a RoBERTa, H100).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ..ir import Graph, Op, Value
@@ -37,8 +40,8 @@ from .residency import unmoved
 from .selections import is_selection
 from .sorting import selected_from, selects
 
-_DEAR = frozenset({"tanh", "erf", "erfc"})
-CURVES = _DEAR | {"logistic"}
+DEAR = frozenset({"tanh", "erf", "erfc"})
+CURVES = DEAR | {"logistic"}
 """Functions that take longer than reading what was made."""
 _DEAR_BYTES = 2
 _SLICES = frozenset({"dynamic_slice", "slice", "split"})
@@ -139,9 +142,32 @@ def is_dear(graph: Graph, op: Op, normalised: bool = False) -> bool:
     """Whether XLA for GPU would rather store what an operation makes than compute it again.
 
     Args:
-      normalised: it would have to be computed from sums, too.
+      normalised: it would have to be computed from sums, too, or is read by many.
     """
-    return op.primitive in _DEAR and (normalised or graph.values[op.results[0]].item_bytes <= _DEAR_BYTES)
+    return op.primitive in DEAR and (normalised or graph.values[op.results[0]].item_bytes <= _DEAR_BYTES)
+
+
+MANY_READERS = 3
+"""Kernels that read a function before it is stored in f32, too."""
+
+
+def read_at(graph: Graph, kinds: Sequence[str], levels: Sequence[int], value: int) -> set[int]:
+    """The levels at which a value, or what is made of it alone by elementwise operations, is read.
+
+    A sum's kernel makes what it sums, and is of the level of that.
+    """
+    found, todo, seen, uses = set[int](), [value], {value}, graph.uses()
+    size = math.prod(graph.values[value].shape)
+    while todo:
+        for index, _ in uses[todo.pop()]:
+            op = graph.ops[index]
+            if kinds[index] in ("fused", "reduction"):
+                found.add(levels[index])
+            if kinds[index] == "fused":
+                more = [v for v in op.results if v not in seen and math.prod(graph.values[v].shape) == size]
+                seen.update(more)
+                todo += more
+    return found
 
 
 def read_by_expansions(graph: Graph) -> set[int]:

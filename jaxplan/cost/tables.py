@@ -12,7 +12,9 @@ Adagrad on 32; compiled for v5e, jax 0.10.2, libtpu 0.0.42.1).
 Several tables in one tensor, [tables, rows, columns], are scattered into as one of all their rows.  Where it lies in
 columns its gradient is brought into the tables' shape after that, with tables and rows in tiles: five tables take eight
 tables' bytes.  Padded so the update of several tensors is made there too, a buffer for each, and copied to where they
-lie; else it is written there at once (SGD, Adagrad and Adam on 3, 4, 5, 8 and 26 tables of 32 columns, v5e).
+lie (Adagrad and Adam on 5 tables of 32 columns); where that pads little there are two for each but the gradient's own
+(26 tables of 32, 64 and 128 columns over eight v5e: one with SGD, three with optax' Adagrad, five with its Adam, but
+four with those written by hand).  Else it is written there at once (3, 4 and 8 tables of 32 columns).
 """
 
 from __future__ import annotations
@@ -148,14 +150,17 @@ def _in_their_shape(
     op, row = graph.ops[producers[gradient]], values.get(gradient)
     numbers = op.params["dimension_numbers"]
     tables, places = numbers.operand_batching_dims, numbers.scatter_dims_to_operand_dims
+    if not tables:  # which table is one of the indices
+        tables, places = places[:-1], places[-1:]
     if row is None or not updated or not (tables and places):
         return
     tensor = graph.values[gradient]
     sizes = local_sizes(tensor.shape, row[None], axes)[0]
     if sizes[list(tables)].max() > 1 and not lies_in_rows(tensor, row, axes):
         size = int(device_bytes(tensor, row[None], axes, "tpu", frozenset((tables[-1], places[0])))[0])
-        at = when[producers[updated[0][1]]]
-        yield TableCopy(gradient, at, at + 1, size * (len(updated) if size > local(gradient, row) else 1))
+        at, waste = when[producers[updated[0][1]]], size / max(local(gradient, row), 1)
+        buffers = len(updated) if waste > _PADDED else 2 * len(updated) - 1
+        yield TableCopy(gradient, at, at + 1, size * (buffers if waste > 1 else 1))
 
 
 def tiled_in_rows(graph: Graph) -> dict[int, Tiling]:

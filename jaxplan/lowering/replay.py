@@ -18,7 +18,7 @@ from .listing import KEPT_CALLS, seen_through
 from .outer_products import on_their_own
 from .pending import Held, finished, held_as, on_parts
 from .repeats import Short
-from .starts import in_range
+from .starts import SLICES, in_range
 from .taken_as_it_lies import alone, left_out
 
 Pins = Mapping[Site, tuple[NamedSharding, ...]]
@@ -71,6 +71,8 @@ class Replay:
         self._constraints = constraints
         self._mesh = mesh
         self._layouts = layouts
+        # what was pinned where it was made, by identity (and kept, so that no other value has that)
+        self._placed: dict[int, Any] = {}
 
     def run(
         self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any], frame: tuple[int, ...] = (),
@@ -161,7 +163,11 @@ class Replay:
         for i, value in enumerate(values):
             if isinstance(value, Held) and not self._takes_parts(eqn, position, frame):
                 value = self._summed(value, eqn, scope, pinned)
-            operands.append(self._pin(Site(frame, "operand", position, i), value, eqn, pinned) if there else value)
+            site = Site(frame, "operand", position, i)
+            moved = there and site in self._pins
+            value = self._pin(site, value, eqn, pinned) if moved else value
+            apart = eqn.primitive.name in SLICES and (moved or id(value) in self._placed)
+            operands.append(jax.lax.optimization_barrier(value) if apart else value)
         return operands
 
     def _summed(self, value: Held, eqn: Any, scope: str, pinned: Pinned) -> Any:
@@ -179,7 +185,10 @@ class Replay:
     def _pin_results(self, eqn: Any, position: int, results: Sequence[Any], frame: tuple[int, ...]) -> Sequence[Any]:
         if (frame, position) not in self._pinned_at:
             return results
-        return [self._pin(Site(frame, "result", position, i), result, eqn) for i, result in enumerate(results)]
+        sites = [Site(frame, "result", position, i) for i in range(len(results))]
+        made = [self._pin(site, result, eqn) for site, result in zip(sites, results, strict=True)]
+        self._placed |= {id(value): value for site, value in zip(sites, made, strict=True) if site in self._pins}
+        return made
 
     def _pin(self, site: Site, value: Any, eqn: Any = None, pinned: Pinned | None = None) -> Any:
         if isinstance(value, Held):  # laid out where it was made
