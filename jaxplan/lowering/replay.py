@@ -101,6 +101,8 @@ class Replay:
                 results = self._equation(eqn, position, operands, frame, scope, pinned)
             env.update(zip(eqn.outvars, self._pin_results(eqn, position, results, frame), strict=True))
         leaving = map(read, jaxpr.outvars)
+        if not frame:
+            self._placed = {}
         return [self._pin(Site(frame, "leave", -1, i), value, None, pinned) for i, value in enumerate(leaving)]
 
     def _says_nothing(self, place: tuple[tuple[int, ...], int]) -> bool:
@@ -148,6 +150,7 @@ class Replay:
             with equation_context(eqn, scope):
                 made = self._equation(eqn, position, read, frame, scope, pinned)
             env.update(zip(results, self._pin_results(eqn, position, made, frame), strict=True))
+        self._placed = {}
         return [self._pin(Site((), "leave", -1, p), env[short.listing.results[p]], None, pinned) for p in short.outputs]
 
     def _scope(self, frame: tuple[int, ...], position: int, eqn: Any) -> str:

@@ -53,16 +53,21 @@ def collective_prices(
 
     scalars = Counter(group(item, op) for item, op in collectives if not item.shape)
 
+    # what no operation is known to need is on its way to where the step's results lie: nothing orders it
+    ends = Counter((item.kind, item.axes) for item, op in collectives if op < 0)
+
+    def moved(item: Collective, op: int) -> list[int]:
+        around = (*graph.ops[op].operands, *graph.ops[op].results) if op >= 0 else ()
+        return [v for v in around if graph.values[v].shape == item.shape]
+
     def share(item: Collective, op: int) -> float:
         if not item.shape:
             return 1 / scalars[group(item, op)]
-        around = (*graph.ops[op].operands, *graph.ops[op].results) if op >= 0 else ()
-        own = shares.of(item.kind)
-        return min((own[v] for v in around if graph.values[v].shape == item.shape and not free[v]), default=1.0)
+        own, alone = shares.of(item.kind), 1.0 if op >= 0 else 1 / ends[item.kind, item.axes]
+        return min((own[v] for v in moved(item, op) if not free[v]), default=alone)
 
     def of_one_kernel(item: Collective, op: int) -> bool:
-        around = (*graph.ops[op].operands, *graph.ops[op].results) if op >= 0 else ()
-        sent = [v for v in around if graph.values[v].shape == item.shape]
+        sent = moved(item, op)
         return bool(sent) and crossing.parted.issuperset(sent)
 
     def sending(item: Collective, op: int) -> Sending:
