@@ -15,7 +15,6 @@ from .memory import simulate_memory as simulate_memory
 from .model import CostModel as CostModel
 from .narrowing import narrowed as narrowed
 from .parted import kernels_beside as kernels_beside
-from .parted import parted_rows as parted_rows
 from .pooling import place_bytes as place_bytes
 from .sorting import sorting_bytes as sorting_bytes
 from .step_memory import step_memory as step_memory

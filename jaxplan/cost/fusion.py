@@ -29,6 +29,7 @@ from .kernel_starts import kernel_starts
 from .kinds import COMPUTED_AGAIN, kind_of, source_values
 from .masks import (
     CURVES,
+    DEAR,
     MANY_READERS,
     is_dear,
     is_mask,
@@ -225,8 +226,7 @@ class _Kernels:
         alone = self.kinds[op.index] != "fused" and value not in self.again
         if self.platform == "gpu" and self._curved(op):
             self.bent.add(value)
-        many = value in self.bent or self._read_often(value, op)
-        if alone or (self.platform == "gpu" and is_dear(self.graph, op, many)):
+        if alone or (self.platform == "gpu" and self._dear(op, value)):
             return None
         leaves: dict[int, float] = {}
         for operand in op.operands:
@@ -242,9 +242,11 @@ class _Kernels:
             near &= sum(size >= self.bytes[value] / 2 for size in leaves.values()) < 2 and value not in self.reduced
         return leaves if near or self.mask[value] else None
 
-    def _read_often(self, value: int, op: Op) -> bool:
-        """Whether others read a function that takes long than an activation's kernel and its derivative's."""
-        return op.primitive in CURVES and len(read_at(self.graph, self.kinds, self.op_level, value)) >= MANY_READERS
+    def _dear(self, op: Op, value: int) -> bool:
+        """Whether `op` takes long, and is half precision, of what is normalised, or read by many kernels."""
+        if op.primitive not in DEAR or is_dear(self.graph, op, value in self.bent):
+            return op.primitive in DEAR
+        return len(read_at(self.graph, self.kinds, self.op_level, value)) >= MANY_READERS
 
     def _added_later(self, op: Op, value: int) -> bool:
         """Whether a sum is read by another sum alone, in whose kernel XLA for GPU adds all of it up."""

@@ -142,7 +142,7 @@ def is_dear(graph: Graph, op: Op, normalised: bool = False) -> bool:
     """Whether XLA for GPU would rather store what an operation makes than compute it again.
 
     Args:
-      normalised: it would have to be computed from sums, too, or is read by many.
+      normalised: it would have to be computed from sums, too.
     """
     return op.primitive in DEAR and (normalised or graph.values[op.results[0]].item_bytes <= _DEAR_BYTES)
 

@@ -6,6 +6,7 @@ from .accumulate import accumulating_ops as accumulating_ops
 from .accumulate import summed_behind_loops as summed_behind_loops
 from .accumulate import turned_sums as turned_sums
 from .ends import Starts as Starts
+from .ends import spreads as spreads
 from .ends import start_shares as start_shares
 from .ends import total_groups as total_groups
 from .ends import total_shares as total_shares

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from .accumulate import SUMS
-from .graph import VIEWS, Graph
+from .graph import VIEWS, Graph, Op
 
 _TOTALS = frozenset(
     {"dot_general", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum"}
@@ -61,7 +61,8 @@ def start_shares(graph: Graph, products: Sequence[bool], sums: Sequence[bool]) -
         if sums[op.index] and all(late[v] for v in op.results) and not all(late[v] for v in op.operands)
     )
     adding = [sums[op.index] and not all(late[v] for v in op.results) for op in graph.ops]
-    twins, spread = _twins(graph, products, adding, bodies, producers)
+    depth = _depths(graph, adding, bodies, producers)
+    twins, spread = _twins(graph, products, adding, bodies, depth), _spread(graph, depth, bodies, producers)
     shares, gathered = [], []
     for value, maker in enumerate(producers):
         body = bodies[maker] if maker >= 0 else ()
@@ -144,25 +145,39 @@ def _waited_for(graph: Graph, producers: Sequence[int], bodies: Sequence[_Body])
     return depth, numbers
 
 
-def _twins(
-    graph: Graph, products: Sequence[bool], sums: Sequence[bool], bodies: Sequence[_Body], producers: Sequence[int]
-) -> tuple[dict[int, int], dict[int, int]]:
-    """How many sums are alike, for each: of a body, of one shape, after equally many sums one after the other.
-
-    One that waits for another comes after one more.  And what `_spread` says.
-    """
+def _depths(
+    graph: Graph, sums: Sequence[bool], bodies: Sequence[_Body], producers: Sequence[int]
+) -> Sequence[int]:
+    """For every value how many sums of its body it waits for, one after the other, itself counted."""
     depth = [0] * len(graph.values)
-    like: dict[int, tuple[object, ...]] = {}
     for op in graph.ops:
         before = [depth[v] for v in op.operands if producers[v] >= 0 and bodies[producers[v]] == bodies[op.index]]
-        deepest = max(before, default=0)
+        for value in op.results:
+            depth[value] = max(before, default=0) + sums[op.index]
+    return depth
+
+
+def _twins(
+    graph: Graph, products: Sequence[bool], sums: Sequence[bool], bodies: Sequence[_Body], depth: Sequence[int]
+) -> dict[int, int]:
+    """How many sums are alike, for each: of a body, of one shape, after equally many sums one after the other.
+
+    One that waits for another comes after one more.
+    """
+    like: dict[int, tuple[object, ...]] = {}
+    for op in graph.ops:
         if sums[op.index]:
             shapes = tuple(graph.values[v].shape for v in op.results)
-            like[op.index] = bodies[op.index], deepest, products[op.index], shapes
-        for value in op.results:
-            depth[value] = deepest + sums[op.index]
+            like[op.index] = bodies[op.index], depth[op.results[0]], products[op.index], shapes
     counts = Counter(like.values())
-    return {op: counts[key] for op, key in like.items()}, _spread(graph, depth, bodies, producers)
+    return {op: counts[key] for op, key in like.items()}
+
+
+def spreads(graph: Graph, op: Op, value: int) -> bool:
+    """Whether an operation repeats an operand all over something larger."""
+    if len(op.results) != 1:
+        return False
+    return 1 < math.prod(graph.values[value].shape) < math.prod(graph.values[op.results[0]].shape)
 
 
 def _spread(
@@ -172,15 +187,14 @@ def _spread(
     chains: dict[int, tuple[object, ...]] = {}
     first: dict[int, int] = {}
     for op in graph.ops:
-        if len(op.results) != 1:
-            continue
-        spread_to = graph.values[op.results[0]].shape
         for value in op.operands:
-            shape, chain = graph.values[value].shape, list[int]()
-            size = math.prod(shape)
-            same_rank = len(shape) == len(spread_to) and all(a in (1, b) for a, b in zip(shape, spread_to, strict=True))
-            if size == 1 or size >= math.prod(spread_to) or not (same_rank or op.primitive == "broadcast_in_dim"):
+            if not spreads(graph, op, value):
                 continue
+            shape, made, chain = graph.values[value].shape, graph.values[op.results[0]].shape, list[int]()
+            same_rank = len(shape) == len(made) and all(a in (1, b) for a, b in zip(shape, made, strict=True))
+            if not (same_rank or op.primitive == "broadcast_in_dim"):
+                continue
+            size = math.prod(shape)
             while depth[value] and bodies[producers[value]] == bodies[op.index]:
                 chain.append(value)
                 maker = graph.ops[producers[value]]

@@ -281,11 +281,10 @@ class _Resolver:
 
         Else whole sums are sent, not pieces: as many times what a wish spares as there are pieces.
         """
-        if not self.graph.values[value].shape:
-            every = [key for key in dict.fromkeys(map(self.joined.find, summed.keys)) if len(self.sets[key]) > 1]
-            for one, other in itertools.pairwise(every):
+        if not self.graph.values[value].shape and UNREDUCED not in row:  # a number, where it is finished
+            weight = self.graph.values[value].bytes * trips
+            for one, other in itertools.pairwise(dict.fromkeys(map(self.joined.find, summed.keys))):
                 if self.sets[one] == self.sets[other]:
-                    weight = self.graph.values[value].bytes * trips
                     self.taken_along.append((one, other, frozenset(self.sets[one]), weight, None))
         for _, piece in sorted(reader.items()):
             count = math.prod(self.axes[axis][1] for axis in self.sets[piece])

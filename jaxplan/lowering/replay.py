@@ -26,7 +26,7 @@ Pins = Mapping[Site, tuple[NamedSharding, ...]]
 
 Pinned = dict[tuple[int, NamedSharding | None], tuple[Any, Any]]
 """What values of one body were brought into already: (identity of a value, layout) -> that value, and as pinned; with
-no layout, of a sum in parts -> the parts, and the sum.
+no layout, of a sum in parts -> the parts, and the sum; and of what is pinned where it is made, that twice.
 
 What several read in one layout is brought there once: of constraints of their own, XLA for GPU was seen to make gathers
 of their own (activations that two products and a sum read, five all_gathers for two in a layer; jax 0.10.2).
@@ -71,8 +71,6 @@ class Replay:
         self._constraints = constraints
         self._mesh = mesh
         self._layouts = layouts
-        # what was pinned where it was made, by identity (and kept, so that no other value has that)
-        self._placed: dict[int, Any] = {}
 
     def run(
         self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any], frame: tuple[int, ...] = (),
@@ -99,10 +97,8 @@ class Replay:
                 self._finish(jaxpr, waiting[position], env, operands, frame)
             with equation_context(eqn, scope):
                 results = self._equation(eqn, position, operands, frame, scope, pinned)
-            env.update(zip(eqn.outvars, self._pin_results(eqn, position, results, frame), strict=True))
+            env.update(zip(eqn.outvars, self._pin_results(eqn, position, results, frame, pinned), strict=True))
         leaving = map(read, jaxpr.outvars)
-        if not frame:
-            self._placed = {}
         return [self._pin(Site(frame, "leave", -1, i), value, None, pinned) for i, value in enumerate(leaving)]
 
     def _says_nothing(self, place: tuple[tuple[int, ...], int]) -> bool:
@@ -149,8 +145,7 @@ class Replay:
             read = self._read(eqn, position, given, frame, scope, pinned)
             with equation_context(eqn, scope):
                 made = self._equation(eqn, position, read, frame, scope, pinned)
-            env.update(zip(results, self._pin_results(eqn, position, made, frame), strict=True))
-        self._placed = {}
+            env.update(zip(results, self._pin_results(eqn, position, made, frame, pinned), strict=True))
         return [self._pin(Site((), "leave", -1, p), env[short.listing.results[p]], None, pinned) for p in short.outputs]
 
     def _scope(self, frame: tuple[int, ...], position: int, eqn: Any) -> str:
@@ -161,16 +156,14 @@ class Replay:
         self, eqn: Any, position: int, values: Iterable[Any], frame: tuple[int, ...], scope: str, pinned: Pinned
     ) -> list[Any]:
         """An equation's operands: pinned, and finished where it doesn't take sums in parts."""
-        there = (frame, position) in self._pinned_at
+        there, sliced = (frame, position) in self._pinned_at, eqn.primitive.name in SLICES
         operands = []
         for i, value in enumerate(values):
             if isinstance(value, Held) and not self._takes_parts(eqn, position, frame):
                 value = self._summed(value, eqn, scope, pinned)
-            site = Site(frame, "operand", position, i)
-            moved = there and site in self._pins
-            value = self._pin(site, value, eqn, pinned) if moved else value
-            apart = eqn.primitive.name in SLICES and (moved or id(value) in self._placed)
-            operands.append(jax.lax.optimization_barrier(value) if apart else value)
+            read = self._pin(Site(frame, "operand", position, i), value, eqn, pinned) if there else value
+            apart = sliced and (read is not value or (id(value), None) in pinned)
+            operands.append(jax.lax.optimization_barrier(read) if apart else read)
         return operands
 
     def _summed(self, value: Held, eqn: Any, scope: str, pinned: Pinned) -> Any:
@@ -185,12 +178,13 @@ class Replay:
         loop_or_call = eqn.primitive.name in ("scan", "while") or call_of(eqn) is not None
         return loop_or_call or Site(frame, "result", position, 0) in self._held
 
-    def _pin_results(self, eqn: Any, position: int, results: Sequence[Any], frame: tuple[int, ...]) -> Sequence[Any]:
+    def _pin_results(
+        self, eqn: Any, position: int, results: Sequence[Any], frame: tuple[int, ...], pinned: Pinned
+    ) -> Sequence[Any]:
         if (frame, position) not in self._pinned_at:
             return results
-        sites = [Site(frame, "result", position, i) for i in range(len(results))]
-        made = [self._pin(site, result, eqn) for site, result in zip(sites, results, strict=True)]
-        self._placed |= {id(value): value for site, value in zip(sites, made, strict=True) if site in self._pins}
+        made = [self._pin(Site(frame, "result", position, i), result, eqn) for i, result in enumerate(results)]
+        pinned.update({(id(one), None): (one, one) for one, was in zip(made, results, strict=True) if one is not was})
         return made
 
     def _pin(self, site: Site, value: Any, eqn: Any = None, pinned: Pinned | None = None) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..cost import CostModel, Traffic, narrowed, source_values, together, traffic, turnings
-from ..ir import SUMS, Graph, Op, Value, accumulating_ops, settled_values
+from ..ir import SUMS, Graph, Op, Value, accumulating_ops, settled_values, spreads
 from ..sharding import UNREDUCED, Rule, Strategies, all_places, busiest, graph_rules, pieces, strategies
 from .parts import parts_taken
 from .passing import How, Passing
@@ -160,10 +160,10 @@ class _Builder:
             trips /= self.sharing.inner_trips(op.index)  # the stacked operand is resharded once, before the loop
         # an inner loop may gather what it goes along, which the outer one could not before it began
         tied = rule.follows and not (op.primitive == "scan_slice" and len(self.sharing.around[op.index]) > 1)
-        for position in range(len(op.operands)):
-            port = Port(node=node, places=options.operands[position])
-            self.reads[op.index, position] = port
-            self._read(op, position, port, tied=tied and not self.sharing.spreads(op, position), trips=trips)
+        for position, value in enumerate(op.operands):
+            self.reads[op.index, position] = port = Port(node=node, places=options.operands[position])
+            # a norm's mean and scale are made of sums that may be scattered, and gathered for what is normalised
+            self._read(op, position, port, tied=tied and not spreads(self.graph, op, value), trips=trips)
         for position, value in enumerate(op.results):
             self.values[value] = Port(node=node, places=options.results[position])
             self._finish(value, op)

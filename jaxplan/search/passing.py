@@ -26,7 +26,7 @@ class How(NamedTuple):
       uncut: no part is cut out of what lies whole, see `totals`.
       settled: it takes a donated argument's place.
       start_share, gather_share: of its starts that are its own, see `ir.start_shares`.
-      parted: see `cost.parted_rows`.
+      parted: see `cost.Traffic`.
       turning: what the move turns.
     """
 

@@ -8,12 +8,11 @@ nothing to gather.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from ..ir import Graph, Op, Value, total_shares
+from ..ir import Graph, Value, total_shares
 from ..sharding import NONE, UNREDUCED, Rule, start_shares_of
 
 
@@ -44,16 +43,6 @@ class Sharing:
         """Whether a value has the layout of what it is made of."""
         producer = self._producers[value]
         return producer >= 0 and self.rules[producer].follows
-
-    def spreads(self, op: Op, position: int) -> bool:
-        """Whether an operation repeats an operand all over something larger, which may lie otherwise than that is made.
-
-        A norm's mean and scale are made of sums that may be scattered, and gathered for what is normalised.
-        """
-        if len(op.results) != 1:
-            return False
-        read, made = (math.prod(self.graph.values[v].shape) for v in (op.operands[position], op.results[0]))
-        return 1 < read < made
 
     def readers(self, value: int) -> list[tuple[int, int]]:
         """(operation, operand) of the readers of a value other than the carry's own bookkeeping."""
