@@ -298,7 +298,7 @@ class Pipeline:
         """Memory of one device at the decided layouts; `axes`: of another mesh than the target's."""
         return step_memory(
             self.graph, axes or self.target.axes, self.model, self.crossing, self.kinds,
-            decision.values, decision.reads, self.waited, decision.outputs,
+            decision.values, decision.reads, self.waited, decision.outputs, decision.compute_s,
         )  # fmt: skip
 
     def checked(self, name: str, found: Found, beside: Beside | None = None) -> Candidate:

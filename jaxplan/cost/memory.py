@@ -14,7 +14,6 @@ import bisect
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,11 +23,12 @@ from .few_images import Spread, spread_copies, widened
 from .fills import Fill, filled_since
 from .held_back import AWAITED_BYTES, PRODUCTS, awaited_sums
 from .images import lanes_read
-from .packing import gap_bytes
+from .ledger import Ledger, MemoryProfile
 from .residency import SecondStack
 from .squares import Squares, whole_squares
 from .tables import RowUpdate, table_copies, tiled_as_read, tiled_in_rows
 from .tiles import Tiling, device_bytes, gathered_bytes
+from .vector_memory import VectorMemory
 
 _TABLE_BYTES, _TABLES = 2**14, 1.7
 """What every result of several arrays has on TPU beside these: a table of 512 bytes, in 16 KiB that nothing else uses.
@@ -39,27 +39,8 @@ _LOOP_BUFFERS = ("carry_init", "scan_stack")
 """What makes values that are there as long as their loop, sums that are pending too: of accumulated gradients."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemoryProfile:
-    """Bytes alive on one device.
-
-    Attributes:
-      peak_bytes: the most at any operation, and the gaps between buffers; peak_time: that operation.
-      parts: what the peak is made of: "parameter", "optimizer", "state", "batch", "constants", "residuals"
-        (stacked by loops), "activations", "copies" (resharded or converted), "results", "scratch" (of split
-        products, pooling's gradients and sorting), "tables" (of results on TPU), "gaps" (see `packing`).
-      curve: `int64[n_ops]`, bytes alive at every operation.
-    """
-
-    peak_bytes: int
-    peak_time: int
-    parts: Mapping[str, int]
-    curve: np.ndarray
-
-    @property
-    def heap(self) -> np.ndarray:
-        """`int64[n_ops]`, `curve` and the gaps between buffers that `peak_bytes` counts: they lie there all along."""
-        return np.asarray(self.curve + (self.peak_bytes - self.curve.max(initial=0)))
+_Copy = tuple[int, bytes, tuple[int, int], tuple[int, ...]]
+"""The value that is copied, into which layout, in which loop and behind which barriers."""
 
 
 def simulate_memory(
@@ -90,6 +71,7 @@ def simulate_memory(
     beside: Sequence[tuple[int, int, int]] = (),
     listed: Mapping[int, int] | None = None,
     late: Mapping[int, int] | None = None,
+    vector: VectorMemory | None = None,
 ) -> MemoryProfile:
     """The live sets of `graph`.
 
@@ -109,7 +91,7 @@ def simulate_memory(
         without a row are made where they are used and take no memory, unless they are results: outputs has their
         rows, by position.
     """
-    ledger = _Ledger(max(len(graph.ops), 1))
+    ledger = Ledger(max(len(graph.ops), 1), vector)
     when = range(len(graph.ops)) if times is None else times
     needed, intervals = lives or lives_of(graph, stored, times)
     whole = len(graph.ops)
@@ -173,8 +155,8 @@ def simulate_memory(
         if value in values and local(value, values[value]) < AWAITED_BYTES
     }
     copies, own_reads = _copies(graph, axes, needed, values, reads, local, when, whole_sums, awaited)
-    for start, stop, size in copies.values():
-        ledger.add("copies", start, stop, size)
+    for key, (start, stop, size) in copies.items():
+        ledger.add("copies", start, stop, size, value=key[0])
     for table in table_copies(graph, axes, tables, rows, values, reads, local, when, needed) if rows else ():
         ledger.add("copies", table.start, table.stop, table.size)
     for copy in _image_copies(graph, axes, copied_images, reads, when, needed):
@@ -228,7 +210,8 @@ def simulate_memory(
         elif primitive not in _LOOP_BUFFERS:
             stop = min(stop, max([start + 1, *own_reads.get(value, ())]), given_up.get(value, stop))
         part = "residuals" if primitive == "scan_stack" else "results" if value in returned else "activations"
-        ledger.add(part, min(start, since.get(value, start)), stop, local(value, row), given=value in returned)
+        began = min(start, since.get(value, start))
+        ledger.add(part, began, stop, local(value, row), given=value in returned, value=value)
     return ledger.profile(platform)
 
 
@@ -301,15 +284,15 @@ def _copies(
     when: Sequence[int],
     whole_sums: bool,
     awaited: Mapping[int, int],
-) -> tuple[dict[tuple[object, ...], tuple[int, int, int]], dict[int, list[int]]]:
+) -> tuple[dict[_Copy, tuple[int, int, int]], dict[int, list[int]]]:
     """Resharded copies, and until when the originals are read.
 
-    The first maps (value, layout, loop, barrier) to (first reader, after the last reader, bytes); the second values to
+    The first maps copies to (first reader, after the last reader, bytes); the second values to
     the stops of those who read them as they are, and the starts of their copies.
     """
     around = graph.loops_around()
-    copies: dict[tuple[object, ...], tuple[int, int, int]] = {}
-    taken: dict[tuple[object, ...], list[tuple[int, int]]] = {}
+    copies: dict[_Copy, tuple[int, int, int]] = {}
+    taken: dict[_Copy, list[tuple[int, int]]] = {}
     behind = graph.behind()
     own: dict[int, list[int]] = defaultdict(list)
     ops = graph.ops
@@ -361,32 +344,3 @@ def _taken_out(
         if made is not None and made is not row and UNREDUCED not in made.tolist() and not np.array_equal(made, row):
             stops[value] = max(stops.get(value, 0), 1 + when[op])
     return stops
-
-
-class _Ledger:
-    """Adds up intervals: bytes of each part at every operation."""
-
-    def __init__(self, length: int) -> None:
-        self._length = length
-        self._parts = defaultdict[str, np.ndarray](lambda: np.zeros(length + 1, np.int64))
-        self._placed: list[tuple[int, int, int]] = []
-
-    def add(self, part: str, start: int, stop: int, size: int, *, given: bool = False) -> None:
-        """`given`: the caller's buffer, which lies where it lies."""
-        if stop > start and size:
-            stop = min(stop, self._length)
-            delta = self._parts[part]
-            delta[start] += size
-            delta[stop] -= size
-            if not given:
-                self._placed.append((start, stop, size))
-
-    def profile(self, platform: str) -> MemoryProfile:
-        curves = {part: np.cumsum(delta[:-1]) for part, delta in sorted(self._parts.items())}
-        total = sum(curves.values(), np.zeros(self._length, np.int64))
-        peak = int(np.argmax(total))
-        parts = {part: int(curve[peak]) for part, curve in curves.items() if curve[peak]}
-        gaps = gap_bytes(self._placed, platform)
-        if gaps:
-            parts["gaps"] = gaps
-        return MemoryProfile(peak_bytes=int(total[peak]) + gaps, peak_time=peak, parts=parts, curve=total)

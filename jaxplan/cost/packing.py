@@ -22,9 +22,7 @@ _NONE = (np.zeros(0, np.int64),) * 3
 
 def gap_bytes(buffers: Sequence[tuple[int, int, int]], platform: str) -> int:
     """Bytes by which buffers, each (start, stop, bytes), take more laid out as XLA does than are ever alive at once."""
-    start, stop, size = (
-        (np.array(column, np.int64) for column in zip(*buffers, strict=True)) if buffers else _NONE
-    )
+    start, stop, size = _columns(buffers)
     large = size >= _SMALL * size.sum()
     start, stop, size = start[large], stop[large], size[large]
     if not len(size):
@@ -35,6 +33,15 @@ def gap_bytes(buffers: Sequence[tuple[int, int, int]], platform: str) -> int:
     orders = [in_order] if platform == "tpu" else [by_size, by_life]
     placed = min(_place(start[order], stop[order], size[order]) for order in orders)
     return placed - _most_alive(start, stop, size)
+
+
+def most_alive(buffers: Sequence[tuple[int, int, int]]) -> int:
+    """Bytes of buffers, each (start, stop, bytes), that are alive at once."""
+    return _most_alive(*_columns(buffers)) if buffers else 0
+
+
+def _columns(buffers: Sequence[tuple[int, int, int]]) -> tuple[np.ndarray, ...]:
+    return tuple(np.array(column, np.int64) for column in zip(*buffers, strict=True)) if buffers else _NONE
 
 
 def _most_alive(start: np.ndarray, stop: np.ndarray, size: np.ndarray) -> int:

@@ -28,6 +28,7 @@ from .split_k import split_scratch
 from .tables import ListCopy, list_copies
 from .tiles import device_bytes
 from .turned import turned_updates
+from .vector_memory import vector_memory
 
 
 def step_memory(
@@ -40,11 +41,13 @@ def step_memory(
     reads: Mapping[tuple[int, int], np.ndarray],
     waited: Mapping[int, tuple[int, float]],
     outputs: Mapping[int, np.ndarray] | None = None,
+    seconds: Mapping[int, float] | None = None,
 ) -> MemoryProfile:
     """`simulate_memory` of a step as the model's machine runs it.
 
     Args:
       axes: of the mesh that the layout rows are over; the model's may be coarser.
+      seconds: of every operation, all its runs; None leaves nothing on the chip.
       crossing: see `traffic`; kinds, values, reads, waited, outputs: see `simulate_memory`.
     """
     times, stored = crossing.times, crossing.stored
@@ -95,6 +98,7 @@ def step_memory(
         images=crossing.images, rows=crossing.rows, over=crossing.over, waited=waited, outputs=outputs,
         copied_images=crossing.copied_images, tables=crossing.tables, spread=crossing.spread, squares=crossing.squares,
         platform=model.profile.kind, whole_sums=model.whole_sums,
+        vector=vector_memory(graph, times, seconds, model.profile, crossing.images) if seconds is not None else None,
         lives=lives, beside=beside, late=late, listed={one.value: one.stop - 1 for one in lists if one.given_up},
     )  # fmt: skip
 

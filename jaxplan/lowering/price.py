@@ -122,8 +122,9 @@ def price(
     prices = collective_prices(graph, start_shares_of(graph, rules), model, crossing, sent)
     collectives = tuple((c, op, paid.seconds_s) for (c, op), paid in zip(sent, prices, strict=True))
     memory = step_memory(
-        graph, where.axes, model, crossing, kinds, where.values, where.reads, waited_values(traced), where.outputs
-    )
+        graph, where.axes, model, crossing, kinds, where.values, where.reads, waited_values(traced), where.outputs,
+        seconds,
+    )  # fmt: skip
     return Priced(
         inputs=layouts,
         outputs=tuple(Layout(dims=dims) for dims in found.output_layouts),

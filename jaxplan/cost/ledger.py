@@ -1,0 +1,77 @@
+"""Adds up what is alive: the bytes of one device at every operation, by what they are."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from .packing import gap_bytes, most_alive
+from .vector_memory import Stay, VectorMemory
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryProfile:
+    """Bytes alive on one device.
+
+    Attributes:
+      peak_bytes: the most at any operation, and the gaps between buffers; peak_time: that operation.
+      parts: what the peak is made of: "parameter", "optimizer", "state", "batch", "constants", "residuals"
+        (stacked by loops), "activations", "copies" (resharded or converted), "results", "scratch" (of split
+        products, pooling's gradients and sorting), "tables" (of results on TPU), "gaps" (see `packing`).
+      curve: `int64[n_ops]`, bytes alive at every operation.
+    """
+
+    peak_bytes: int
+    peak_time: int
+    parts: Mapping[str, int]
+    curve: np.ndarray
+
+    @property
+    def heap(self) -> np.ndarray:
+        """`int64[n_ops]`, `curve` and the gaps between buffers that `peak_bytes` counts: they lie there all along."""
+        return np.asarray(self.curve + (self.peak_bytes - self.curve.max(initial=0)))
+
+
+class Ledger:
+    """Adds up intervals: bytes of each part at every operation.
+
+    `vector`: where what may lie on the chip lies; None keeps everything in main memory.
+    """
+
+    def __init__(self, length: int, vector: VectorMemory | None = None) -> None:
+        self._length = length
+        self._vector = vector
+        self._stays: list[Stay] = []
+        self._parts = defaultdict[str, np.ndarray](lambda: np.zeros(length + 1, np.int64))
+        self._placed: list[tuple[int, int, int]] = []
+
+    def add(
+        self, part: str, start: int, stop: int, size: int, *, given: bool = False, value: int | None = None
+    ) -> None:
+        """`given`: the caller's buffer, which lies where it lies; `value`: which one, if vector memory may hold it."""
+        if stop > start and size:
+            stop = min(stop, self._length)
+            delta = self._parts[part]
+            delta[start] += size
+            delta[stop] -= size
+            if not given:
+                self._placed.append((start, stop, size))
+                if self._vector is not None and value is not None and value not in self._vector.outside:
+                    self._stays.append(Stay(part, start, stop, size))
+
+    def profile(self, platform: str) -> MemoryProfile:
+        """Gaps are those of all buffers: where vector memory has them, others are in main memory for it."""
+        for one in self._vector.kept(self._stays, most_alive(self._placed)) if self._vector is not None else ():
+            self._parts[one.part][one.start] -= one.size
+            self._parts[one.part][one.stop] += one.size
+        curves = {part: np.cumsum(delta[:-1]) for part, delta in sorted(self._parts.items())}
+        total = sum(curves.values(), np.zeros(self._length, np.int64))
+        peak = int(np.argmax(total))
+        parts = {part: int(curve[peak]) for part, curve in curves.items() if curve[peak]}
+        gaps = gap_bytes(self._placed, platform)
+        if gaps:
+            parts["gaps"] = gaps
+        return MemoryProfile(peak_bytes=int(total[peak]) + gaps, peak_time=peak, parts=parts, curve=total)
