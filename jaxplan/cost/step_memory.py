@@ -14,7 +14,7 @@ from .bodies import Body
 from .copied_back import back_and_forth
 from .crossing import Traffic
 from .dilated import transposed_for_kernels
-from .few_images import moved_pixels
+from .few_images import few_images, moved_pixels
 from .held_back import combined_sums, held_back, put_off
 from .invariants import Invariant
 from .memory import MemoryProfile, simulate_memory
@@ -91,6 +91,7 @@ def step_memory(
             tensor = graph.values[graph.ops[wide.gather].operands[0]]
             size = int(device_bytes(tensor, row[None], axes, model.profile.kind)[0])
             beside.append((times[wide.made], times[wide.gather] + 1, size))
+    on_chip = not few_images(graph, axes, crossing.images, reads)
     return simulate_memory(
         graph, axes, stored, kinds, values, reads,
         inside=crossing.inside, second_stacks=crossing.second_stacks, fills=crossing.fills, times=times,
@@ -98,7 +99,7 @@ def step_memory(
         images=crossing.images, rows=crossing.rows, over=crossing.over, waited=waited, outputs=outputs,
         copied_images=crossing.copied_images, tables=crossing.tables, spread=crossing.spread, squares=crossing.squares,
         platform=model.profile.kind, whole_sums=model.whole_sums,
-        vector=vector_memory(graph, times, seconds, model.profile, crossing.images) if seconds is not None else None,
+        vector=vector_memory(graph, times, seconds, model.profile) if seconds is not None and on_chip else None,
         lives=lives, beside=beside, late=late, listed={one.value: one.stop - 1 for one in lists if one.given_up},
     )  # fmt: skip
 

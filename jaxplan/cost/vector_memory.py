@@ -16,13 +16,14 @@ Where a step makes more than there is room for, weights that products are about 
 for it: of six networks that made 250 MB and more, 46 to 117 MB lay in vector memory when main memory was fullest (v5e).
 Half of the room is counted of those that make twice as much.
 
-Left out are images, of which XLA copies more than the model knows, and what sorts, branches and products of ragged
-groups read and write, which lie in main memory (29 primitives compiled by themselves for v5e).
+Left out is what sorts, branches and products of ragged groups read and write, which lies in main memory (29 primitives
+compiled by themselves for v5e), and all of a network where a device has few images, of which XLA copies more than the
+model knows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -96,20 +97,19 @@ class VectorMemory(NamedTuple):
 
 
 def vector_memory(
-    graph: Graph, times: Sequence[int], seconds: Mapping[int, float], profile: Profile, images: Collection[int]
+    graph: Graph, times: Sequence[int], seconds: Mapping[int, float], profile: Profile
 ) -> VectorMemory | None:
     """Of a step whose operations take `seconds` each, all its runs together; None where nothing stays on the chip.
 
     Args:
       times: when each operation runs.
-      images: values in the layout of convolutions.
     """
     room = profile.on_chip_bytes or 0
     if profile.kind != "tpu" or not room or not graph.ops:
         return None
     around, count = graph.loops_around(), len(graph.ops)
     took_s, depth = np.zeros(count), np.zeros(count, np.int64)
-    outside = set(images)
+    outside = set[int]()
     for op in graph.ops:
         depth[times[op.index]] = len(around[op.index])
         once_s = seconds.get(op.index, 0.0) / max(op.trips, 1)
