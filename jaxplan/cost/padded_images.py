@@ -5,7 +5,8 @@ with what one side has more; one that spreads its input (a transposed convolutio
 stride, which cuDNN has) reads it spread and padded.  The copy stays for the gradient of the weights
 (`ConvPaddingLegalization`, xla/service/gpu/transforms/conv_padding_legalization.cc; bf16[128, 33, 33, 160] beside 32 x
 32 of a wide ResNet, bf16[2, 97, 97, 97, 64] for 48 x 48 x 48 of a U-Net in three dimensions; H100, jax 0.10.2).  What
-nobody else reads is written so alone.
+nobody else reads is written so alone.  In two dimensions, where what is spread is padded alike on both sides (kernels
+of an even size), the gradient of the weights reads the image itself, and the copy ends with the convolution.
 """
 
 from __future__ import annotations
@@ -43,8 +44,16 @@ def padded_images(
         readers = [graph.ops[reader] for reader, _ in uses[value]]
         convolutions = [reader for reader in readers if reader.primitive == op.primitive]
         alone = len(readers) == len(convolutions) <= 2  # itself, and the gradient of its weights
+        last = convolutions
+        if max(op.params["lhs_dilation"], default=1) > 1 and _is_spread_alike(op):
+            alone, last = len(readers) == 1, [op]
         more = device_bytes(graph.values[value], row[None], axes, "gpu")[0] * (times_larger - alone)
-        yield times[op.index], max(needed[reader.index] for reader in convolutions), math.ceil(more)
+        yield times[op.index], max(needed[reader.index] for reader in last), math.ceil(more)
+
+
+def _is_spread_alike(op: Op) -> bool:
+    padding = op.params["padding"]
+    return len(padding) == 2 and all(low == high for low, high in padding)
 
 
 def _times_larger(graph: Graph, op: Op, producers: Sequence[int]) -> float:
