@@ -38,9 +38,9 @@ def within_budget(
     The search's memory rows and the simulation differ a little both ways.  Where the simulation is over budget,
     `loosely(limit, space)` is told what the rows lack, and, where nothing fits so, the rows are tightened: what is
     over budget again need not be proved.  `search(limit, begin, space)` goes on from what fits.  The bound is that
-    of the budget's own rows.
+    of the budget's own rows (`Pipeline.rows_bytes`).
     """
-    result = first = search(pipeline.budget_bytes)
+    result = first = search(pipeline.rows_bytes)
     if not first.found:
         return Nothing(space=space, result=first)
     found, excess = pipeline.as_found(space, first, first.bound_s)
@@ -60,8 +60,8 @@ def within_budget(
             if excess <= 0:
                 return _proved(pipeline, found, limit, told, [], search)
             over.append(found)
-    limit, strict = pipeline.budget_bytes, 0
-    loose, excess = min(limit, first.peak_bytes - 1), over[0].memory.peak_bytes - limit
+    limit, strict = pipeline.rows_bytes, 0
+    loose, excess = min(limit, first.peak_bytes - 1), over[0].memory.peak_bytes - pipeline.budget_bytes
     for _ in range(1, MEMORY_ROUNDS):
         limit = _between(strict, loose, excess)
         result = search(max(limit, 0)) if loosely is None else loosely(max(limit, 0), space)
@@ -103,6 +103,6 @@ def _proved(
             break
         for one in overrun:
             told.tell(one)
-        limit = told.limit_bytes(overrun[-1]) if overrun else min(limit - excess, pipeline.budget_bytes)
+        limit = told.limit_bytes(overrun[-1]) if overrun else min(limit - excess, pipeline.rows_bytes)
         overrun = []
     return best

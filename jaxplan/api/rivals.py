@@ -51,9 +51,9 @@ def rival(
         def alike(limit: int, known: Alike | None = None) -> SearchResult | None:
             return space.folds.alike(limit, kept, known=known, **limits)
 
-        if (first := alike(pipeline.budget_bytes, known)) is not None:
+        if (first := alike(pipeline.rows_bytes, known)) is not None:
             return within_budget(
-                pipeline, space, lambda limit: first if limit == pipeline.budget_bytes else alike(limit) or first
+                pipeline, space, lambda limit: first if limit == pipeline.rows_bytes else alike(limit) or first
             )
     narrow = pinned(space, pipeline.values_pinned(pins))
 
@@ -69,8 +69,8 @@ def layers(pipeline: Pipeline, space: Space) -> Tied | StrategyProblem | None:
     if not _folds(pipeline, space):
         return None
     if pipeline.folds(space):
-        return space.folds.layers(pipeline.budget_bytes)
-    return dataclasses.replace(space.problem, limit_bytes=pipeline.budget_bytes)
+        return space.folds.layers(pipeline.rows_bytes)
+    return dataclasses.replace(space.problem, limit_bytes=pipeline.rows_bytes)
 
 
 def question(pipeline: Pipeline, space: Space, pins: Mapping[int, Allowed]) -> tuple[Any, ...]:

@@ -110,7 +110,7 @@ def _in_all_orders(pipeline: Pipeline, space: Space, best: Found) -> Found:
         return best
     pipeline.say("no order of axes suits all readers: searching with every order")
     hint = every.of(best.result.assignment, pipeline.options.seed)
-    result = pipeline.solve(replace(space, problem=every.problem), pipeline.budget_bytes, hint)
+    result = pipeline.solve(replace(space, problem=every.problem), pipeline.rows_bytes, hint)
     if not result.found:
         return best
     assignment, bound_s = every.without(result.assignment), result.bound_s

@@ -114,7 +114,7 @@ def test_what_is_over_budget_again_is_not_proved(monkeypatch: pytest.MonkeyPatch
         {"up": jax.ShapeDtypeStruct((512, 2048), jnp.float32), "down": jax.ShapeDtypeStruct((2048, 512), jnp.float32)},
         jax.ShapeDtypeStruct((4096, 512), jnp.float32),
     )
-    given: dict[str, Any] = {"donate_argnums": 0, "hardware": "tpu-v5e", "options": {"compare_templates": False}}
+    given: dict[str, Any] = {"donate_argnums": 0, "hardware": "tpu-v4", "options": {"compare_templates": False}}
     mesh = AbstractMesh((4, 2), ("data", "model"))
     roomy = jaxplan.plan(step, mesh, *shapes, **given)
     monkeypatch.setattr(candidates, "solve", noted)
