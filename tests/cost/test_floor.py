@@ -73,11 +73,11 @@ def test_a_refusal_that_is_plain_is_not_searched_for(monkeypatch: pytest.MonkeyP
     def search(*args: Any, **kwargs: Any) -> Any:
         raise Searched
 
-    step, shapes = step_of("mlp", "tiny")
+    step, shapes = step_of("mlp", "tiny", "tpu-v4")
     pipeline, pins = step.pipeline(shapes, {})
     space = pipeline.space(pins)
     floor = least_memory(pipeline.graph, pipeline.rules, pipeline.crossing, space.values, space.reads, 8)
-    step, shapes = step_of("mlp", "tiny", memory_budget=floor - 1)
+    step, shapes = step_of("mlp", "tiny", "tpu-v4", memory_budget=floor - 1)
     monkeypatch.setattr(candidates, "tradeoff", search)
     with pytest.raises(InfeasibleError, match="Smallest reachable peak"):
         step.plan(*shapes)
