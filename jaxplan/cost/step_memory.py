@@ -13,6 +13,7 @@ from .apart import apart_scratch
 from .bodies import Body
 from .copied_back import back_and_forth
 from .crossing import Traffic
+from .decompositions import decomposition_scratch
 from .dilated import transposed_for_kernels
 from .few_images import few_images, moved_pixels
 from .held_back import combined_sums, held_back, put_off
@@ -66,6 +67,7 @@ def step_memory(
         lives = lives_of(graph, moved.stored, times)
     scratch = split_scratch(graph, axes, reads, model.profile)
     scratch |= sorting_scratch(graph, axes, reads, model.profile.kind)
+    scratch |= decomposition_scratch(graph, axes, reads, model.profile.kind)
     scratch |= {index: _peak_inside(body, model) for index, body in crossing.bodies.items()}
     for op, size in apart_scratch(graph, axes, crossing.apart, reads).items():
         scratch[op] = scratch.get(op, 0) + size

@@ -17,8 +17,8 @@ for it: of six networks that made 250 MB and more, 46 to 117 MB lay in vector me
 Half of the room is counted of those that make twice as much.
 
 Left out is what sorts, branches and products of ragged groups read and write, which lies in main memory (29 primitives
-compiled by themselves for v5e), and all of a network where a device has few images, of which XLA copies more than the
-model knows.
+compiled by themselves for v5e), and all of a step with Fourier transforms or decompositions, or where a device has few
+images: of these XLA makes more than the model knows.
 """
 
 from __future__ import annotations
@@ -34,8 +34,14 @@ from ..ir import Graph
 
 _LONGEST, _ITERATIONS = 8, 5
 
-_MAIN_MEMORY = ("sort", "top_k", "cond_join", "ragged_dot", "ragged_dot_general", "triangular_solve", "approx_top_k")
+_MAIN_MEMORY = ("sort", "top_k", "approx_top_k", "cond_join", "ragged_dot", "ragged_dot_general")
 """Primitives whose operands and results are in main memory."""
+
+_EXPANDED = (
+    "fft", "cholesky", "eig", "eigh", "geqp3", "geqrf", "hessenberg", "householder_product", "lu", "qr", "schur", "svd",
+    "triangular_solve", "tridiagonal", "tridiagonal_solve",
+)  # fmt: skip
+"""Primitives of which XLA makes loops with buffers that the model doesn't know, in main memory: all is left there."""
 
 _LARGE = 1e-4
 """Buffers under this share of vector memory are left where they are."""
@@ -105,9 +111,9 @@ def vector_memory(
       times: when each operation runs.
     """
     room = profile.on_chip_bytes or 0
-    if profile.kind != "tpu" or not room or not graph.ops:
+    if profile.kind != "tpu" or not room or any(op.primitive in _EXPANDED for op in graph.ops):
         return None
-    around, count = graph.loops_around(), len(graph.ops)
+    around, count = graph.loops_around(), max(len(graph.ops), 1)
     took_s, depth = np.zeros(count), np.zeros(count, np.int64)
     outside = set[int]()
     for op in graph.ops:

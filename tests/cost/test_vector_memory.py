@@ -112,6 +112,12 @@ def test_the_peak_is_without_what_lies_on_the_chip() -> None:
     assert quick < 33 * MIB  # the arguments and tables
 
 
+@pytest.mark.parametrize("step", [lambda x: jnp.abs(jnp.fft.fft(x)), lambda x: jnp.linalg.eigh(x @ x.T)[1]])
+def test_with_transforms_and_decompositions_all_is_in_main_memory(step: Any) -> None:
+    """A Fourier operator was 70 % under, a step of Shampoo 76."""
+    assert peak(step, 1e-6, (512, 512)) == peak(step, 1.0, (512, 512))
+
+
 @pytest.mark.parametrize(("images", "there"), [(8, True), (7, False)])
 def test_where_a_device_has_few_images_all_is_in_main_memory(images: int, there: bool) -> None:
     def net(x: jax.Array, w: jax.Array) -> jax.Array:
