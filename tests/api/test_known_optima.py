@@ -165,7 +165,7 @@ def _layers_loss(weights: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.mean(jax.lax.scan(layer, x, weights)[0].astype(jnp.float32) ** 2)
 
 
-@pytest.mark.parametrize(("memory_budget", "times"), [("1GiB", 1), ("150MiB", 2)])
+@pytest.mark.parametrize(("memory_budget", "times"), [("1GiB", 1), ("115MiB", 2)])
 def test_weights_gathered_in_a_loop_are_kept_for_its_backward_pass(memory_budget: str, times: int) -> None:
     """The loop stacks its weights as they were read, whole; where memory is short, in pieces to be gathered again."""
     weights, x = shape(8, 2048, 2048), shape(8192, 2048, dtype=jnp.bfloat16)
