@@ -119,12 +119,13 @@ class Pipeline:
     @property
     def _chip_bytes(self) -> int:
         """Of vector memory, of which the search's rows know nothing."""
-        return (self.target.profile.on_chip_bytes or 0) if self.target.profile.kind == "tpu" else 0
+        return self.target.profile.on_chip_bytes or 0
 
     @property
     def rows_bytes(self) -> int:
         """The budget for the search's rows: with vector memory, where that is a share worth looking for."""
-        return self.budget_bytes + self._chip_bytes * (self._chip_bytes >= CHIP_SHARE * self.budget_bytes)
+        worth_it = self._chip_bytes >= CHIP_SHARE * self.budget_bytes
+        return self.budget_bytes + (self._chip_bytes if worth_it else 0)
 
     def space(self, pins: Mapping[int, Allowed]) -> Space:
         """The decisions under `pins` on arguments, by position."""

@@ -20,7 +20,8 @@ class MemoryProfile:
       peak_bytes: the most at any operation, and the gaps between buffers; peak_time: that operation.
       parts: what the peak is made of: "parameter", "optimizer", "state", "batch", "constants", "residuals"
         (stacked by loops), "activations", "copies" (resharded or converted), "results", "scratch" (of split
-        products, pooling's gradients and sorting), "tables" (of results on TPU), "gaps" (see `packing`).
+        products, pooling's gradients, sorting and decompositions), "tables" (of results on TPU), "gaps" (see
+        `packing`).
       curve: `int64[n_ops]`, bytes alive at every operation.
     """
 

@@ -45,15 +45,16 @@ def padded_images(
         convolutions = [reader for reader in readers if reader.primitive == op.primitive]
         alone = len(readers) == len(convolutions) <= 2  # itself, and the gradient of its weights
         last = convolutions
-        if max(op.params["lhs_dilation"], default=1) > 1 and _is_spread_alike(op):
+        if _is_spread_alike(op):
             alone, last = len(readers) == 1, [op]
         more = device_bytes(graph.values[value], row[None], axes, "gpu")[0] * (times_larger - alone)
         yield times[op.index], max(needed[reader.index] for reader in last), math.ceil(more)
 
 
 def _is_spread_alike(op: Op) -> bool:
+    """Whether it spreads images of two dimensions, and pads them alike on both sides."""
     padding = op.params["padding"]
-    return len(padding) == 2 and all(low == high for low, high in padding)
+    return len(padding) == 2 and max(op.params["lhs_dilation"]) > 1 and all(low == high for low, high in padding)
 
 
 def _times_larger(graph: Graph, op: Op, producers: Sequence[int]) -> float:

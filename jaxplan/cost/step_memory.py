@@ -75,6 +75,7 @@ def step_memory(
     beside += places_of_poolings(graph, axes, times, reads, model.profile)
     beside += turned_updates(graph, axes, crossing.updates, times, values, reads)
     late: dict[int, int] = {}
+    vector = None
     if model.profile.kind == "gpu":
         needed = (lives or lives_of(graph, stored, times)).needed
         beside += padded_images(graph, axes, times, needed, reads)
@@ -88,12 +89,13 @@ def step_memory(
         room = model.profile.on_chip_bytes or 0
         beside += back_and_forth(graph, axes, room, times, (lives or crossing.lives).needed, values)
         beside += [(one.start, one.stop, one.size) for one in lists]
+        if seconds is not None and not few_images(graph, axes, crossing.images, reads):
+            vector = vector_memory(graph, times, seconds, model.profile)
     for wide in crossing.wide:
         if (row := reads.get((wide.gather, 0))) is not None:
             tensor = graph.values[graph.ops[wide.gather].operands[0]]
             size = int(device_bytes(tensor, row[None], axes, model.profile.kind)[0])
             beside.append((times[wide.made], times[wide.gather] + 1, size))
-    on_chip = not few_images(graph, axes, crossing.images, reads)
     return simulate_memory(
         graph, axes, stored, kinds, values, reads,
         inside=crossing.inside, second_stacks=crossing.second_stacks, fills=crossing.fills, times=times,
@@ -101,8 +103,8 @@ def step_memory(
         images=crossing.images, rows=crossing.rows, over=crossing.over, waited=waited, outputs=outputs,
         copied_images=crossing.copied_images, tables=crossing.tables, spread=crossing.spread, squares=crossing.squares,
         platform=model.profile.kind, whole_sums=model.whole_sums,
-        vector=vector_memory(graph, times, seconds, model.profile) if seconds is not None and on_chip else None,
-        lives=lives, beside=beside, late=late, listed={one.value: one.stop - 1 for one in lists if one.given_up},
+        vector=vector, lives=lives,
+        beside=beside, late=late, listed={one.value: one.stop - 1 for one in lists if one.given_up},
     )  # fmt: skip
 
 

@@ -111,7 +111,7 @@ def vector_memory(
       times: when each operation runs.
     """
     room = profile.on_chip_bytes or 0
-    if profile.kind != "tpu" or not room or any(op.primitive in _EXPANDED for op in graph.ops):
+    if not room or any(op.primitive in _EXPANDED for op in graph.ops):
         return None
     around, count = graph.loops_around(), max(len(graph.ops), 1)
     took_s, depth = np.zeros(count), np.zeros(count, np.int64)

@@ -190,7 +190,7 @@ def test_what_is_made_of_a_sum_waits_for_its_kernel() -> None:
 
     shapes = jax.ShapeDtypeStruct((1_000_000, 32), jnp.float32), jax.ShapeDtypeStruct((32_768, 8), jnp.int32)
     planned = jaxplan.auto_shard(trained, AbstractMesh((1,), ("data",)), hardware="tpu-v5e", donate_argnums=(0,))
-    assert planned.plan(*shapes).cost.peak_bytes == pytest.approx(264_613_376, rel=0.03)
+    assert -0.005 <= planned.plan(*shapes).cost.peak_bytes / 264_613_376 - 1 < 0.03
 
 
 @pytest.mark.parametrize(("tables", "heap"), [(5, 742_950_912), (8, 205_438_976)])
