@@ -47,10 +47,13 @@ def receive(child: Child) -> Any:
     """What it says next.
 
     Raises:
-      EOFError: it has ended.
+      EOFError: it has ended, also within what it said.
     """
     assert child.stdout is not None
-    return pickle.load(child.stdout)
+    try:
+        return pickle.load(child.stdout)
+    except pickle.UnpicklingError as error:
+        raise EOFError(str(error)) from None
 
 
 def end(child: Child) -> None:

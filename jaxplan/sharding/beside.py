@@ -86,6 +86,8 @@ class Beside:
                 child.send(self._child, (of, question, about))
                 answer = self._receive()
             except OSError:
+                # it ended before it was asked: a pipe that nobody reads any more
+                self.__exit__()
                 return None
         if isinstance(answer, _Failed):
             raise answer.error

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplan
+from jaxplan import child
 from jaxplan.api import planner
 from jaxplan.lowering.check import _around_scope, operation_of
 from jaxplan.sharding import Asked, Beside, Layout, Partitioned
@@ -89,7 +91,8 @@ def test_what_fails_there_is_raised_here_and_not_done_again(beside: Beside) -> N
     assert said(asked) == said(Asked(lowered()))
 
 
-def test_a_process_that_is_killed_loses_no_answer() -> None:
+@pytest.mark.parametrize("seen_to_end", [False, True])
+def test_a_process_that_is_killed_loses_no_answer(seen_to_end: bool) -> None:
     first, second = said(Asked(lowered())), pinned(Asked(lowered()))
     with Beside() as beside:
         asked = Asked(lowered(), ready(beside))
@@ -97,8 +100,20 @@ def test_a_process_that_is_killed_loses_no_answer() -> None:
         assert pinned(asked) == second
         assert beside._child is not None
         os.kill(beside._child.pid, signal.SIGKILL)
+        if seen_to_end:
+            # its pipe is broken then, where it is only closed in time else
+            os.waitid(os.P_PID, beside._child.pid, os.WEXITED | os.WNOWAIT)
         assert said(asked) == second
         assert not beside.ready()
+
+
+def test_a_process_that_is_killed_while_it_answers_has_ended(tmp_path: Path) -> None:
+    script = tmp_path / "half.py"
+    script.write_text("import os, pickle\nos.write(1, pickle.dumps(list(range(100)))[:50])\nos.kill(os.getpid(), 9)\n")
+    half = child.start(script)
+    with pytest.raises(EOFError):
+        child.receive(half)
+    child.end(half)
 
 
 def test_where_none_can_be_started_all_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,8 +130,8 @@ def test_where_none_can_be_started_all_is_done_here(monkeypatch: pytest.MonkeyPa
 
 def test_the_process_ends_with_its_context() -> None:
     with Beside() as beside:
-        child = beside._child
-    assert child is not None and child.poll() is not None
+        process = beside._child
+    assert process is not None and process.poll() is not None
 
 
 def test_a_plan_is_the_same_with_the_partitioner_beside(monkeypatch: pytest.MonkeyPatch) -> None:
