@@ -19,6 +19,7 @@ import numpy as np
 
 from ..ir import Graph, Interval, Lives, Value, lives_of, settled_values, written_over
 from ..sharding import NONE, UNREDUCED, MeshAxes, reshard_steps
+from .converted_weights import Converted
 from .few_images import Spread, spread_copies, widened
 from .fills import Fill, filled_since
 from .held_back import AWAITED_BYTES, PRODUCTS, awaited_sums
@@ -69,6 +70,7 @@ def simulate_memory(
     spread: Sequence[Spread] = (),
     squares: Sequence[Squares] = (),
     beside: Sequence[tuple[int, int, int]] = (),
+    converted: Sequence[Converted] = (),
     listed: Mapping[int, int] | None = None,
     late: Mapping[int, int] | None = None,
     vector: VectorMemory | None = None,
@@ -80,8 +82,8 @@ def simulate_memory(
         second_stacks: loops' stacks that are there twice; fills: what is filled together; times: when each operation
         runs; see `Traffic`.
       op_scratch: bytes that operations need beside their results while they run, see `split_k` and `pooling`.
-      beside: (start, stop, bytes) of what else is copied; listed: values whose copies are read: from when on;
-        late: values that are made when they are read alone: since when.
+      beside: (start, stop, bytes) of what else is copied; converted: see `converted_weights`; listed: values whose
+        copies are read: from when on; late: values that are made when they are read alone: since when.
       waited: values that wait behind a loop: until when, and the share of their bytes that they wait in.
       platform: "tpu", "gpu" or "cpu", see `device_bytes`; whole_sums: see `CostModel.whole_sums`;
         images, over, copied_images, tables, spread, squares: see `Traffic`.
@@ -165,6 +167,8 @@ def simulate_memory(
         ledger.add("copies", *whole_image)
     for other in beside:
         ledger.add("copies", *other)
+    for weights in converted:
+        ledger.add("copies", weights.start, weights.stop, weights.size, value=weights.value)
     for value, stop in _taken_out(graph, inside or (False,) * len(graph.values), when, values, reads).items():
         ledger.add("activations", intervals[value].start, stop, local(value, values[value]))
     for value in whole_squares(squares, graph, values, reads):

@@ -11,6 +11,7 @@ from ..ir import Graph, lives_of
 from ..sharding import UNREDUCED, MeshAxes
 from .apart import apart_scratch
 from .bodies import Body
+from .converted_weights import Converted, converted_weights
 from .copied_back import back_and_forth
 from .crossing import Traffic
 from .decompositions import decomposition_scratch
@@ -76,6 +77,7 @@ def step_memory(
     beside += turned_updates(graph, axes, crossing.updates, times, values, reads)
     late: dict[int, int] = {}
     vector = None
+    converted: Sequence[Converted] = ()
     if model.profile.kind == "gpu":
         needed = (lives or lives_of(graph, stored, times)).needed
         beside += padded_images(graph, axes, times, needed, reads)
@@ -89,6 +91,7 @@ def step_memory(
         room = model.profile.on_chip_bytes or 0
         beside += back_and_forth(graph, axes, room, times, (lives or crossing.lives).needed, values)
         beside += [(one.start, one.stop, one.size) for one in lists]
+        converted = [*converted_weights(graph, axes, stored, times, values, reads)]
         if seconds is not None and not few_images(graph, axes, crossing.images, reads):
             vector = vector_memory(graph, times, seconds, model.profile)
     for wide in crossing.wide:
@@ -103,7 +106,7 @@ def step_memory(
         images=crossing.images, rows=crossing.rows, over=crossing.over, waited=waited, outputs=outputs,
         copied_images=crossing.copied_images, tables=crossing.tables, spread=crossing.spread, squares=crossing.squares,
         platform=model.profile.kind, whole_sums=model.whole_sums,
-        vector=vector, lives=lives,
+        vector=vector, lives=lives, converted=converted,
         beside=beside, late=late, listed={one.value: one.stop - 1 for one in lists if one.given_up},
     )  # fmt: skip
 

@@ -1,0 +1,91 @@
+"""Weights that a TPU converts apart are those that XLA for TPU converts apart."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+import jaxplan
+from jaxplan.cost import traffic
+from jaxplan.cost.converted_weights import converted_weights
+from jaxplan.ir import Graph, trace
+from jaxplan.sharding import NONE, graph_rules
+
+DEVICES, ROWS = 8, 256
+AXES = (("data", DEVICES),)
+WEIGHTS = {
+    "btd,dhk->bthk": [(1024, 8, 128), (1024, 2, 256), (1024, 6, 128), (1024, 8, 64), (1024, 1, 128)],
+    "btd,dnhk->btnhk": [(1024, 3, 8, 128), (1024, 8, 3, 128), (1024, 3, 8, 64)],
+    "bthk,hkd->btd": [(8, 128, 1024)],
+    "btd,hdk->bthk": [(8, 1024, 128)],
+    "btd,df->btf": [(1024, 3072)],
+}
+APART = [(1024, 8, 128), (1024, 2, 256), (1024, 1, 128), (1024, 3, 8, 128), (1024, 8, 3, 128)]
+
+
+def project(weights: Any, x: Any) -> Any:
+    loss = jnp.float32(0)
+    for equation, shapes in WEIGHTS.items():
+        for place, shape in enumerate(shapes):
+            h = jnp.tanh(x).reshape(*x.shape[:-1], *shape[:2]) if equation.startswith("bthk") else jnp.tanh(x)
+            made = jnp.einsum(equation, h, weights[equation][place].astype(jnp.bfloat16))
+            loss += jnp.sum(jnp.square(made.astype(jnp.float32)))
+    return loss
+
+
+def arguments(dtype: Any = jnp.float32) -> Any:
+    weights = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s, dtype), WEIGHTS, is_leaf=lambda s: isinstance(s, tuple))
+    return weights, jax.ShapeDtypeStruct((DEVICES, ROWS, 1024), jnp.bfloat16)
+
+
+def found(function: Any, given: Any, cut: int | None = None) -> tuple[Graph, list[Any]]:
+    """What is converted apart, the batch over all devices, and the weights' dimension `cut` too."""
+    graph = trace(function, given, {}).graph
+    moved = traffic(graph, graph_rules(graph), "tpu")
+    whole = np.full(1, NONE)
+    values = {value: whole for value in range(len(graph.values))}
+    for value in graph.inputs[:-1]:
+        if cut is not None and len(graph.values[value].shape) > 2:
+            values[value] = np.array([cut])
+    reads = {(op.index, place): whole for op in graph.ops for place in range(len(op.operands))}
+    return graph, [*converted_weights(graph, AXES, moved.stored, moved.times, values, reads)]
+
+
+def test_they_are_those_that_are_compiled_so() -> None:
+    mesh = jaxplan.target("tpu-v5e:2x4").mesh(data=DEVICES)
+    gradients = jax.grad(project, (0, 1))
+    shardings = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
+    text = jax.jit(gradients, in_shardings=shardings).lower(*arguments()).compile().as_text()
+    entry = text[text.index("\nENTRY") :]
+    compiled = re.findall(r" = bf16\[([\d,]+)\]\S* convert\(", entry)
+    graph, predicted = found(gradients, arguments())
+    shapes = sorted(graph.values[one.value].shape for one in predicted)
+    assert shapes == sorted(tuple(int(n) for n in dims.split(",")) for dims in compiled) == sorted(APART)
+    for one in predicted:
+        (forward, *_, last) = [reader for reader, _ in graph.uses()[one.value]]
+        assert one.start <= forward < last < one.stop
+        rows = 2 if graph.values[one.value].shape[-2] == 1 else 1  # tiles of bf16 have two at least
+        assert one.size == rows * graph.values[one.value].bytes
+
+
+def test_nothing_is_converted_that_is_narrow_or_moved() -> None:
+    gradients = jax.grad(project, (0, 1))
+    assert not found(gradients, arguments(jnp.bfloat16))[1]
+    assert not found(gradients, arguments(), cut=0)[1]
+
+
+def test_loops_convert_their_stacks_before_they_begin() -> None:
+    def loss(stack: Any, x: Any) -> Any:
+        def layer(x: Any, weights: Any) -> Any:
+            heads = jnp.einsum("btd,dhk->bthk", x, weights.astype(jnp.bfloat16))
+            return jnp.tanh(heads.reshape(x.shape)), None
+
+        return jnp.sum(jax.lax.scan(layer, x, stack)[0].astype(jnp.float32))
+
+    stack = jax.ShapeDtypeStruct((4, 1024, 8, 128), jnp.float32)
+    assert not found(jax.grad(loss), (stack, arguments()[1]))[1]
