@@ -183,6 +183,8 @@ class _Kernels:
         for value in (*self.graph.inputs, *self.graph.constants):
             self.leaves[value] = {value: self.bytes[value]}
         for op in self.graph.ops:
+            if self.platform == "gpu" and self._curved(op):  # whether or not it was found to be in memory before
+                self.bent.update(op.results)
             for value in op.results:
                 if not self.stored[value]:
                     self.leaves[value] = self._from_operands(op, value)
@@ -224,8 +226,6 @@ class _Kernels:
         if op.primitive == "scan_slice":
             return {value: self.bytes[value]}
         alone = self.kinds[op.index] != "fused" and value not in self.again
-        if self.platform == "gpu" and self._curved(op):
-            self.bent.add(value)
         if alone or (self.platform == "gpu" and self._dear(op, value)):
             return None
         leaves: dict[int, float] = {}
