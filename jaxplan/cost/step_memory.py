@@ -23,6 +23,7 @@ from .memory import MemoryProfile, simulate_memory
 from .model import CostModel
 from .padded_images import padded_images
 from .pooling import places_of_poolings
+from .product_slices import slice_scratch
 from .rings import ring_operands
 from .row_sums import written_in_rows
 from .sorting import sorting_scratch
@@ -70,7 +71,10 @@ def step_memory(
     scratch |= sorting_scratch(graph, axes, reads, model.profile.kind)
     scratch |= decomposition_scratch(graph, axes, reads, model.profile.kind)
     scratch |= {index: _peak_inside(body, model) for index, body in crossing.bodies.items()}
-    for op, size in apart_scratch(graph, axes, crossing.apart, reads).items():
+    beside_products = [apart_scratch(graph, axes, crossing.apart, reads)]
+    if model.profile.kind == "gpu":
+        beside_products.append(slice_scratch(graph, axes, stored, crossing.producers, values, reads))
+    for op, size in (item for sizes in beside_products for item in sizes.items()):
         scratch[op] = scratch.get(op, 0) + size
     beside = [*(moved.copies if moved else ()), *_handed_over(graph, axes, crossing.invariants, values)]
     beside += places_of_poolings(graph, axes, times, reads, model.profile)
