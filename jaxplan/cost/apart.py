@@ -76,8 +76,9 @@ def reordered(flow: Flow) -> Mapping[int, tuple[tuple[int, int], ...]]:
     A product takes the dimensions that it sums, has in each operand, or keeps as one each, in its own order: the other
     way round in memory, they have to be transposed.  What is elementwise made is written in the order of the one
     product that reads it; of several that want it transposed, each is given a copy.  So are the scores' gradients of
-    grouped attention, of which one product sums the keys and the other the queries and the group, once for each
-    (f32[4, 8, 2, 512, 512] of a Llama compiled for H100, jax 0.10.2).
+    grouped attention, of which one product sums the keys and the other the queries and the group, once for each, where
+    the softmax is read from a loop's stack (f32[4, 8, 2, 512, 512] of a Llama compiled for H100, jax 0.10.2).  Unrolled
+    or under remat they lie as the scores' product wrote them, and both products read them so (groups of 2 and 4).
     """
     reads: dict[int, list[tuple[int, tuple[int, int]]]] = {}
     for op in flow.graph.ops:
@@ -88,9 +89,12 @@ def reordered(flow: Flow) -> Mapping[int, tuple[tuple[int, int], ...]]:
             made_of, order = _in_memory(flow, value)
             sums, batch = contracted[place], batched[place]
             kept = [d for d in range(len(flow.graph.values[value].shape)) if d not in (*sums, *batch)]
-            rows = [[order[d] for d in dims if d in order] for dims in (sums, batch, kept)]
             maker = flow.producers[made_of]
-            if maker >= 0 and flow.kinds[maker] == "fused" and rows != [sorted(row) for row in rows]:
+            if maker < 0 or flow.kinds[maker] != "fused":
+                continue
+            lies, _ = _made_of(flow, made_of)
+            rows = [[lies[order[d]] for d in dims if d in order] for dims in (sums, batch, kept)]
+            if rows != [sorted(row) for row in rows]:
                 reads.setdefault(made_of, []).append((value, (op.index, place)))
     found: dict[int, tuple[tuple[int, int], ...]] = {}
     for wanted in reads.values():
@@ -124,3 +128,51 @@ def apart_scratch(
                 size = float(device_bytes(graph.values[value], row[None], axes, "gpu")[0])
                 found[op] = found.get(op, 0) + math.ceil(size)
     return found
+
+
+def turned_results(flow: Flow) -> Mapping[int, float]:
+    """Bytes that a kernel reads and writes to bring a product's result into the order of another's, by operation.
+
+    What is elementwise made of both lies as the other's result, which is transposed for it, see `reordered`: of grouped
+    attention the gradients of the softmax, converted to f32, as the scores (H100, jax 0.10.2).
+    """
+    found: dict[int, float] = {}
+    for op in flow.graph.ops:
+        if op.primitive == "dot_general" and flow.rules[op.index].matmul:
+            for value in op.operands:
+                made_of, _ = _in_memory(flow, value)
+                lies, products = _made_of(flow, made_of)
+                for product, own in products.items() if lies != tuple(range(len(lies))) else ():
+                    if own != lies:
+                        (result,) = flow.graph.ops[product].results
+                        readers = [flow.graph.ops[reader] for reader, _ in flow.graph.uses()[result]]
+                        made = [r.results[0] for r in readers if r.primitive == "convert_element_type"]
+                        found[product] = sum(flow.graph.values[v].bytes for v in (result, *(made or [result])[:1]))
+    return found
+
+
+def _made_of(flow: Flow, value: int) -> tuple[tuple[int, ...], dict[int, tuple[int, ...]]]:
+    """Where each dimension of what is elementwise made lies, and of which products it is made, with where it would as
+    each wrote it: as in a stack that it is made of, else as in a product's result that is transposed for it, else in
+    order."""
+    shape = flow.graph.values[value].shape
+    in_order = tuple(range(len(shape)))
+    products: dict[int, tuple[int, ...]] = {}
+    open_, seen = [(value, in_order)], {value}
+    while open_:
+        at, lies = open_.pop()
+        maker = flow.producers[at]
+        op = flow.graph.ops[maker] if maker >= 0 else None
+        if op is None or op.primitive == "scan_slice":
+            return in_order, {}
+        if op.primitive == "dot_general":
+            products[maker] = lies
+        elif flow.kinds[maker] == "fused":
+            if op.primitive == "transpose":
+                lies = tuple(op.params["permutation"][place] for place in lies)
+            for operand in op.operands:
+                tensor = flow.graph.values[operand]
+                if not flow.source[operand] and operand not in seen and sorted(tensor.shape) == sorted(shape):
+                    seen.add(operand)
+                    open_.append((operand, lies))
+    return next((lies for lies in products.values() if lies != in_order), in_order), products

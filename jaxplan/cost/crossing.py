@@ -40,8 +40,8 @@ class Traffic:
       images: TPU: values in the layout of convolutions, see `image_lanes`.
       rows: TPU: see `sliced`, `written`, `tiled_in_rows`; copied_images: see `copied_reads`; tables: see `row_updates`;
         spread: see `spread_reads`; squares: TPU: see `shared_squares`; apart: GPU: see `made_apart` and `reordered`;
-        reordered: GPU: the latter's value by (product, place); wide: TPU: see `wide_copies`; updates, row_sums: GPU;
-        windows, conversions: TPU.
+        reordered: GPU: the latter's value by (product, place), where a kernel more copies it; turned_results: GPU;
+        wide: TPU: see `wide_copies`; updates, row_sums: GPU; windows, conversions: TPU.
       kernels: TPU: for every operation the kernel of the vector unit that it is part of; else None throughout.
       starts: GPU: see `kernel_starts`; parted: GPU: see `parted_rows`.
       producers: for every value the operation that makes it, or -1.
@@ -71,6 +71,7 @@ class Traffic:
     windows: Mapping[int, Windowed]
     conversions: Mapping[tuple[int, int], Conversion]
     reordered: Mapping[tuple[int, int], int]
+    turned_results: Mapping[int, float]
     kernels: tuple[VectorKernel | None, ...]
     starts: tuple[float, ...]
     parted: frozenset[int]

@@ -264,6 +264,8 @@ class CostModel:
         for place, value in enumerate(op.operands):
             if (op.index, place) in crossing.reordered:  # a kernel of its own reads it and writes it as is wanted
                 parts = parts + 2 * graph.values[value].bytes / pieces(options.operands[place], self.axes)
+        if op.index in crossing.turned_results:
+            parts = parts + crossing.turned_results[op.index] / pieces(options.results[0], self.axes)
         flops = rule.flops * options.shares
         dtype = graph.values[op.operands[0]].dtype if op.operands else "float32"
         dims = None
