@@ -3,7 +3,9 @@
 A product converts f32 weights as it reads them, each product anew. Not so weights that a projection to heads reads as
 they lie, f32[1024, 8, 128]: the contracted dimension is none of the two that lie in tiles, and what is converted once
 there all products read, forward and backward (25 shapes compiled for v5e, three for v5p, one layer's forward pass
-alone, jax 0.10.2, libtpu 0.0.42.1). Weights that lie otherwise, for these would pad them (6 heads, or heads of 64), are
+alone, jax 0.10.2, libtpu 0.0.42.1). Nor so what so many products read that reading f32 in each takes more than reading
+it once, writing bf16 and reading that: four, of two forward passes and their backward passes, but not three (three
+shapes, 1 to 6 products, v5e). Weights that lie otherwise, for these would pad them (6 heads, or heads of 64), are
 converted as they are read, and so are those with the contracted dimension in tiles, f32[8, 128, 1024].
 """
 
@@ -43,27 +45,30 @@ def converted_weights(
       stored, times: see `Traffic`; values, reads: see `simulate_memory`.
     """
     producers, uses, around = graph.producers(), graph.uses(), graph.loops_around()
+    alike: dict[tuple[int, str], list[int]] = {}  # what is converted alike is converted once
     for op in graph.ops:
-        if op.primitive != "convert_element_type" or stored[op.results[0]] or producers[op.operands[0]] >= 0:
+        if op.primitive == "convert_element_type" and producers[op.operands[0]] < 0:
+            alike.setdefault((op.operands[0], graph.values[op.results[0]].dtype), []).append(op.results[0])
+    for (source, _), made in alike.items():
+        wide, narrow, row = graph.values[source], graph.values[made[0]], values.get(source)
+        if row is None or len(wide.shape) < 2 or narrow.item_bytes >= wide.item_bytes or any(stored[v] for v in made):
             continue
-        (made,) = op.results
-        weights, row = graph.values[op.operands[0]], values.get(op.operands[0])
-        if row is None or len(weights.shape) < 3 or graph.values[made].item_bytes >= weights.item_bytes:
-            continue
-        here = [
+        products = [
             (reader, place)
-            for reader, place in uses[made]
+            for value in made
+            for reader, place in uses[value]
             if graph.ops[reader].primitive == "dot_general"
             and not around[reader]
             and np.array_equal(reads.get((reader, place), row), row)
         ]
-        tiles = _in_tiles(weights, row, axes)
-        if any(_spares(graph, *read, tiles) for read in here):
-            when = [times[reader] for reader, _ in here]
-            narrow = graph.values[made]
+        tiles = _in_tiles(wide, row, axes)
+        read_wide = len(products) * wide.item_bytes
+        read_narrow = wide.item_bytes + narrow.item_bytes + len(products) * narrow.item_bytes
+        if read_wide > read_narrow or any(_spares(graph, *read, tiles) for read in products):
+            when = [times[reader] for reader, _ in products]
             sizes = local_sizes(narrow.shape, row[None], axes)
             size = narrow.item_bytes * sizes.prod() * padding(sizes, narrow.item_bytes)[(0, *tiles)]
-            yield Converted(min(when), max(when) + 1, math.ceil(size), made)
+            yield Converted(min(when), max(when) + 1, math.ceil(size), made[0])
 
 
 def _in_tiles(weights: Value, row: np.ndarray, axes: MeshAxes) -> tuple[int, int]:

@@ -38,7 +38,7 @@ def verify(
       subject: one of
         - a step made by `auto_shard`, with its `arguments` (arrays or ShapeDtypeStructs): it is compiled;
         - a Plan on a mesh of devices, with the plain step and its arguments: `verify(plan, train_step, *shapes)`;
-        - a `jax.stages.Lowered` or `Compiled` of your own, with `plan`.
+        - a `jax.stages.Lowered` or `Compiled` of your own, with `plan`; `verify(plan, compiled)` says the same.
       hardware: the profile that prices collectives; by default the plan's.
       donate_argnums: of the plain step beside a Plan.
       tolerances: from when on a difference is grave.
@@ -54,6 +54,8 @@ def verify(
       ArgumentError: the subject is none of these, or has no devices to compile for.
     """
     donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
+    if isinstance(subject, Plan) and arguments and isinstance(arguments[0], (jax.stages.Lowered, jax.stages.Compiled)):
+        subject, plan, arguments = arguments[0], subject, arguments[1:]  # the other way round is as good
     if isinstance(subject, Plan):
         if not arguments or not callable(arguments[0]):
             raise ArgumentError("verify(plan, train_step, *arguments) needs the step that the plan is of")

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxplan
@@ -59,23 +60,44 @@ def found(function: Any, given: Any, cut: int | None = None) -> tuple[Graph, lis
     return graph, [*converted_weights(graph, AXES, moved.stored, moved.times, values, reads)]
 
 
-def test_they_are_those_that_are_compiled_so() -> None:
+def converted(function: Any, given: Any) -> list[tuple[int, ...]]:
+    """The shapes of what is converted to bf16 in a kernel of its own, as compiled for v5e; the batch over all chips."""
     mesh = jaxplan.target("tpu-v5e:2x4").mesh(data=DEVICES)
-    gradients = jax.grad(project, (0, 1))
-    shardings = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
-    text = jax.jit(gradients, in_shardings=shardings).lower(*arguments()).compile().as_text()
+    weights, *xs = given
+    shardings = (NamedSharding(mesh, PartitionSpec()), *[NamedSharding(mesh, PartitionSpec("data"))] * len(xs))
+    text = jax.jit(function, in_shardings=shardings).lower(weights, *xs).compile().as_text()
     entry = text[text.index("\nENTRY") :]
-    compiled = re.findall(r" = bf16\[([\d,]+)\]\S* convert\(", entry)
+    shapes = re.findall(r" = bf16\[([\d,]+)\]\S* convert\(", entry)
+    return [tuple(int(n) for n in dims.split(",")) for dims in shapes]
+
+
+def test_they_are_those_that_are_compiled_so() -> None:
+    gradients = jax.grad(project, (0, 1))
     graph, predicted = found(gradients, arguments())
     shapes = sorted(graph.values[one.value].shape for one in predicted)
     assert shapes == sorted(APART)
-    made = {tuple(int(n) for n in dims.split(",")) for dims in compiled}
-    assert made - NEWER == set(shapes), "XLA converts others apart"
+    assert set(converted(gradients, arguments())) - NEWER == set(shapes), "XLA converts others apart"
     for one in predicted:
         (forward, *_, last) = [reader for reader, _ in graph.uses()[one.value]]
         assert one.start <= forward < last < one.stop
         rows = 2 if graph.values[one.value].shape[-2] == 1 else 1  # tiles of bf16 have two at least
         assert one.size == rows * graph.values[one.value].bytes
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_what_four_products_read_is_converted_once(passes: int) -> None:
+    """Forward passes of one set of weights, each of which converts it, and their backward passes."""
+
+    def loss(weights: Any, *xs: Any) -> Any:
+        return sum(jnp.sum(jnp.square(jnp.tanh(x) @ weights.astype(x.dtype)).astype(jnp.float32)) for x in xs)
+
+    weights = jax.ShapeDtypeStruct((1024, 4096), jnp.float32)
+    x = jax.ShapeDtypeStruct((DEVICES, ROWS, 1024), jnp.bfloat16)
+    graph, predicted = found(jax.grad(loss, tuple(range(passes + 1))), (weights, *[x] * passes))
+    gradients = jax.grad(loss, tuple(range(passes + 1)))
+    compiled = converted(gradients, (weights, *[x] * passes))
+    assert [graph.values[one.value].shape for one in predicted] == compiled == [(1024, 4096)] * (passes - 1)
+    assert [one.size for one in predicted] == [2 * 1024 * 4096] * (passes - 1)
 
 
 def test_nothing_is_converted_that_is_narrow_or_moved() -> None:

@@ -140,6 +140,7 @@ def test_a_program_compiled_by_hand_is_held_against_a_plan(mesh_8: Mesh) -> None
     rows, whole = NamedSharding(mesh_8, P("data")), NamedSharding(mesh_8, P())
     good = jax.jit(step, in_shardings=(whole, rows), out_shardings=rows).lower(*shapes)
     assert verify(good, plan=plan).ok and verify(good.compile(), plan=plan).ok
+    assert verify(plan, good.compile()).ok, "the other way round"
     columns = NamedSharding(mesh_8, P(None, "data"))
     bad = jax.jit(step, in_shardings=(whole, columns), out_shardings=rows).lower(*shapes)
     grave = [finding for finding in verify(bad, plan=plan).findings if finding.grave]
