@@ -231,9 +231,16 @@ def _seconds_of(part: Part, model: CostModel, kind: str, share: float) -> float:
     return model.collective_over(kind, share * part.together_bytes, names) * part.bytes / max(part.together_bytes, 1)
 
 
+_ROUNDED = ": the reduce_scatter there sums more rows in a piece than it is of, and they move on"
+
+
 def _surplus(found: Sequence[Part], model: CostModel, least_s: float) -> Iterator[Finding]:
     """Compiled collectives that were not planned, those of one line, kind and axes together."""
-    left = [(part, "not planned", part.left, _seconds(part, model)) for part in found if part.left > 0]
+    left = [
+        (part, f"not planned{_ROUNDED if part.rounded else ''}", part.left, _seconds(part, model))
+        for part in found
+        if part.left > 0
+    ]
     yield from _by_line(left, least_s)
 
 

@@ -39,6 +39,7 @@ class Part:
       notes: how it was matched, where not as it is.
       instead: of a compiled one, what stands in its place in the plan where that sends less: kind, share of its bytes,
         runs.
+      rounded: of a compiled one, see `CompiledCollective`.
     """
 
     kind: str
@@ -50,6 +51,7 @@ class Part:
     lines: frozenset[str]
     where: str
     left: float
+    rounded: bool = False
     notes: list[str] = field(default_factory=list)
     instead: list[tuple[str, float, float]] = field(default_factory=list)
 
@@ -95,6 +97,7 @@ def compiled_parts(collectives: Iterable[CompiledCollective]) -> list[Part]:
             kind=c.kind, axes=frozenset(c.axes), names=c.axes, bytes=size, together_bytes=c.bytes, trips=c.trips,
             lines=places(c.sources),
             where=c.sources[0] if c.sources else c.op_name or "no line of the program", left=c.trips,
+            rounded=c.rounded,
         )
         for c in collectives
         for size in c.parts

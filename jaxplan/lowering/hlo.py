@@ -12,7 +12,7 @@ import jax
 
 from ..errors import ArgumentError
 from ..sharding import MeshAxes, axes_of_groups, axes_of_pairs
-from .hlo_text import Run, Sources, bytes_of, runs
+from .hlo_text import Instruction, Run, Sources, bytes_of, named, runs
 from .replica_groups import groups_of, pairs_of
 
 _CHANNEL = re.compile(r"channel_id=(\d+)")
@@ -44,6 +44,8 @@ class CompiledCollective:
       name: of its instruction; op_name: the name stack of the operation that it was made for.
       parts: `bytes` of each of the tensors that a combined collective moves.
       sources: the lines of the program that it comes from, innermost first ("model.py:12 (forward)").
+      rounded: whether it brings to their places the pieces of a fused all-reduce-scatter, whose line it has: XLA for
+        TPU sums as many rows in each as windows of one size hold, 720 of 5632 rows on eight chips for 704.
     """
 
     kind: str
@@ -54,6 +56,7 @@ class CompiledCollective:
     op_name: str
     parts: tuple[int, ...]
     sources: tuple[str, ...]
+    rounded: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,14 +110,23 @@ def compiled_collectives(
             axes = axes_of_groups(groups, mesh_axes)
             if kind == "all_gather":
                 parts = [size * groups.shape[1] for size in parts]
+        sum_of_pieces = _sum_of_pieces(run) if kind == "collective_permute" else None
+        op_name, frame = named(sum_of_pieces, ("", 0)) if sum_of_pieces is not None else (run.op_name, run.frame)
         found.append(
             CompiledCollective(
                 kind=kind, axes=axes, bytes=sum(parts), trips=run.trips, name=instruction.name,
-                op_name=run.op_name, parts=tuple(parts),
-                sources=sources.lines(run.frame),
+                op_name=op_name, parts=tuple(parts),
+                sources=sources.lines(frame), rounded=sum_of_pieces is not None,
             )
         )  # fmt: skip
     return tuple(found)
+
+
+def _sum_of_pieces(run: Run) -> Instruction | None:
+    """The fused all-reduce-scatter of whose result a slice is permuted, see `CompiledCollective.rounded`."""
+    cut = run.siblings.get(run.instruction.operands[0])
+    made = run.siblings.get(cut.operands[0]) if cut is not None and cut.opcode == "slice" else None
+    return made if made is not None and made.opcode == "fusion" and f"calls=%{_SCATTERED}" in made.rest else None
 
 
 def spread_channel(run: Run) -> str:

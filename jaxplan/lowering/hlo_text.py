@@ -75,9 +75,7 @@ def _walk(
 ) -> Iterator[Run]:
     siblings = computations[name]
     for instruction in siblings.values():
-        named, framed = _OP_NAME.search(instruction.rest), _FRAME.search(instruction.rest)
-        op_name = named.group(1) if named else around[0]
-        frame = int(framed.group(1)) if framed else around[1]
+        op_name, frame = named(instruction, around)
         yield Run(
             instruction=instruction,
             siblings=siblings,
@@ -104,6 +102,12 @@ def _walk(
                     (op_name, frame) if fused else ("", 0),
                     while_trips,
                 )
+
+
+def named(instruction: Instruction, around: tuple[str, int]) -> tuple[str, int]:
+    """Its name stack and source line, or those of the fusion around it, as `Run` has them."""
+    name, frame = _OP_NAME.search(instruction.rest), _FRAME.search(instruction.rest)
+    return name.group(1) if name else around[0], int(frame.group(1)) if frame else around[1]
 
 
 def _computations(hlo_text: str) -> tuple[dict[str, dict[str, Instruction]], str]:

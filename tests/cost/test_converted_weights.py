@@ -71,6 +71,7 @@ def converted(function: Any, given: Any) -> list[tuple[int, ...]]:
     return [tuple(int(n) for n in dims.split(",")) for dims in shapes]
 
 
+@pytest.mark.aot_tpu
 def test_they_are_those_that_are_compiled_so() -> None:
     gradients = jax.grad(project, (0, 1))
     graph, predicted = found(gradients, arguments())
@@ -84,6 +85,7 @@ def test_they_are_those_that_are_compiled_so() -> None:
         assert one.size == rows * graph.values[one.value].bytes
 
 
+@pytest.mark.aot_tpu
 @pytest.mark.parametrize("passes", [1, 2])
 def test_what_four_products_read_is_converted_once(passes: int) -> None:
     """Forward passes of one set of weights, each of which converts it, and their backward passes."""

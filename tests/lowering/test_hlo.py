@@ -322,6 +322,26 @@ def test_compiled_for_tpu_cycles_and_collectives_grow_with_the_trips(tpu_topolog
     assert math.isfinite(estimated_cycles(text)) and estimated_cycles(text) > 0
 
 
+@pytest.mark.aot_tpu
+def test_pieces_that_are_rounded_up_are_moved_on_by_the_sum_that_made_them() -> None:
+    """5632 rows over eight chips are summed in pieces of 720, and up to 7 x 16 of them belong to the neighbour."""
+    mesh = jaxplan.target("tpu-v5e:2x4").mesh(data=4, model=2)
+
+    pieces = NamedSharding(mesh, P(("data", "model")))
+
+    def compiled(rows: int) -> list[Any]:
+        parts = jax.ShapeDtypeStruct((8, rows, 2048), jnp.bfloat16)
+        step = jax.jit(lambda x: jnp.tanh(x).sum(0), in_shardings=pieces, out_shardings=pieces)
+        return list(compiled_collectives(step.lower(parts).compile().as_text(), AXES))
+
+    summed, moved = compiled(5632)
+    assert (summed.kind, summed.rounded) == ("reduce_scatter", False)
+    assert (moved.kind, moved.axes, moved.rounded) == ("collective_permute", ("data", "model"), True)
+    assert moved.bytes == 7 * 16 * 2048 * 2
+    assert moved.sources == summed.sources and moved.op_name == summed.op_name != ""
+    assert [c.rounded for c in compiled(4096)] == [False]
+
+
 def test_the_calls_that_had_a_step_lowered_are_no_lines_of_it() -> None:
     ours = Path(jaxplan.__file__).parent / "api" / "variant.py"
     text = f'''HloModule m
