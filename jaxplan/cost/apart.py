@@ -15,7 +15,8 @@ kept for both (GPT-2, unrolled).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,9 @@ from ..ir import Graph, Op
 from ..sharding import MeshAxes
 from .residency import Flow, permuted
 from .tiles import device_bytes
+
+if TYPE_CHECKING:
+    from .crossing import Traffic
 
 
 def made_apart(flow: Flow, cheap: Set[int]) -> Mapping[int, tuple[tuple[int, int], ...]]:
@@ -117,38 +121,128 @@ def _in_memory(flow: Flow, value: int) -> tuple[int, dict[int, int]]:
 def apart_scratch(
     graph: Graph,
     axes: MeshAxes,
-    apart: Mapping[int, Sequence[tuple[int, int]]],
+    crossing: Traffic,
+    times: Sequence[int],
     reads: Mapping[tuple[int, int], np.ndarray],
+    turned: Sequence[TurnedCopy] = (),
 ) -> dict[int, int]:
-    """Bytes of the copies that are made for one product each, by operation."""
+    """Bytes of the copies that are made for one product each, by operation; but of those that are made later, with what
+    is made of turned results.
+
+    What lies in memory and is transposed for several products is read by one kernel after the other, before the first
+    product: all copies are there beside it (a scanned attention of groups of four, H100).
+
+    Args:
+      times: see `Traffic`.
+    """
     found: dict[int, int] = {}
-    for value, products in apart.items():
+    for value, products in crossing.apart.items():
+        later = [t for t in turned if graph.values[t.result].bytes == graph.values[value].bytes]
+        together = len(products) > 1 and all(product in crossing.reordered for product in products)
+        first = min((op for op, _ in products), key=times.__getitem__)
         for op, place in products:
+            if any(t.start <= times[op] <= t.until for t in later):
+                continue
             if (row := reads.get((op, place))) is not None:
                 size = float(device_bytes(graph.values[value], row[None], axes, "gpu")[0])
-                found[op] = found.get(op, 0) + math.ceil(size)
+                at = first if together else op
+                found[at] = found.get(at, 0) + math.ceil(size)
     return found
 
 
-def turned_results(flow: Flow) -> Mapping[int, float]:
-    """Bytes that a kernel reads and writes to bring a product's result into the order of another's, by operation.
+class TurnedResult(NamedTuple):
+    """A product's result that a kernel brings into the order of another's, which lies transposed.
 
-    What is elementwise made of both lies as the other's result, which is transposed for it, see `reordered`: of grouped
-    attention the gradients of the softmax, converted to f32, as the scores (H100, jax 0.10.2).
+    Attributes:
+      result, turned: what the kernel reads and what it writes, which is that converted where it is converted first;
+      made: what is elementwise made of both products, for a product that reads it.
     """
-    found: dict[int, float] = {}
+
+    result: int
+    turned: int
+    made: int
+
+
+def turned_results(flow: Flow) -> Mapping[int, TurnedResult]:
+    """Results that are turned, by the product that makes them.
+
+    What is elementwise made of two products lies as the one of them that is transposed for it, see `reordered`: of
+    grouped attention the gradients of the softmax, converted to f32, as the scores (H100, jax 0.10.2).  What only one
+    operation reads it turns as it reads.
+    """
+    found: dict[int, TurnedResult] = {}
+    uses = flow.graph.uses()
     for op in flow.graph.ops:
         if op.primitive == "dot_general" and flow.rules[op.index].matmul:
             for value in op.operands:
                 made_of, _ = _in_memory(flow, value)
                 lies, products = _made_of(flow, made_of)
                 for product, own in products.items() if lies != tuple(range(len(lies))) else ():
-                    if own != lies:
-                        (result,) = flow.graph.ops[product].results
-                        readers = [flow.graph.ops[reader] for reader, _ in flow.graph.uses()[result]]
-                        made = [r.results[0] for r in readers if r.primitive == "convert_element_type"]
-                        found[product] = sum(flow.graph.values[v].bytes for v in (result, *(made or [result])[:1]))
+                    (result,) = flow.graph.ops[product].results
+                    readers = [flow.graph.ops[reader] for reader, _ in uses[result]]
+                    wide = [r.results[0] for r in readers if r.primitive == "convert_element_type"]
+                    turned = (wide or [result])[0]
+                    if own != lies and len(uses[turned]) > 1:
+                        found[product] = TurnedResult(result, turned, made_of)
     return found
+
+
+class TurnedCopy(NamedTuple):
+    """What is there of a turned result beside itself.
+
+    Attributes:
+      result: which nothing reads from `start` on; start, until: when it is turned, and when what it is for is made.
+      stop: when the copy is gone; size: its bytes; narrow: the result's.
+    """
+
+    result: int
+    start: int
+    until: int
+    stop: int
+    size: int
+    narrow: int
+
+
+def turned_copies(
+    graph: Graph,
+    axes: MeshAxes,
+    turned: Mapping[int, TurnedResult],
+    stored: Sequence[bool],
+    times: Sequence[int],
+    values: Mapping[int, np.ndarray],
+) -> Iterator[TurnedCopy]:
+    """The copies, each up to what is made of it, which may take its place where it is as wide.
+
+    The kernel that makes that also writes the softmax for the product that reads it (see `made_apart`), as long as the
+    result that was turned.
+
+    Args:
+      stored, times: see `Traffic`; values: see `simulate_memory`.
+    """
+    producers = graph.producers()
+    for product, (result, wide, made) in turned.items():
+        while not stored[made] and (before := _before(graph, made)) is not None:
+            made = before  # what products make of it themselves, they scale
+        if (row := values.get(result)) is None:
+            continue
+        narrow, size = (int(device_bytes(graph.values[v], row[None], axes, "gpu")[0]) for v in (result, wide))
+        start, until = times[product] + 1, times[producers[made]]
+        stop = until + (graph.values[made].item_bytes < graph.values[wide].item_bytes)
+        yield TurnedCopy(result, start, until, max(stop, start + 1), size, narrow)
+
+
+def _before(graph: Graph, value: int) -> int | None:
+    """What an operation makes `value` of, if that is one value of its shape and type."""
+    tensor, producers = graph.values[value], graph.producers()
+    op = graph.ops[producers[value]]
+    alike = [
+        v
+        for v in op.operands
+        if (graph.values[v].shape, graph.values[v].dtype) == (tensor.shape, tensor.dtype)
+        and producers[v] >= 0
+        and graph.ops[producers[v]].primitive != "broadcast_in_dim"
+    ]
+    return alike[0] if len(alike) == 1 and op.primitive != "dot_general" else None
 
 
 def _made_of(flow: Flow, value: int) -> tuple[tuple[int, ...], dict[int, tuple[int, ...]]]:

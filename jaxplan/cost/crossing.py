@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..ir import Graph, Lives, Op, lives_of
+from .apart import TurnedResult
 from .bodies import Body
 from .conversions import Conversion
 from .few_images import Spread
@@ -71,7 +72,7 @@ class Traffic:
     windows: Mapping[int, Windowed]
     conversions: Mapping[tuple[int, int], Conversion]
     reordered: Mapping[tuple[int, int], int]
-    turned_results: Mapping[int, float]
+    turned_results: Mapping[int, TurnedResult]
     kernels: tuple[VectorKernel | None, ...]
     starts: tuple[float, ...]
     parted: frozenset[int]

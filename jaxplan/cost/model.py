@@ -265,7 +265,9 @@ class CostModel:
             if (op.index, place) in crossing.reordered:  # a kernel of its own reads it and writes it as is wanted
                 parts = parts + 2 * graph.values[value].bytes / pieces(options.operands[place], self.axes)
         if op.index in crossing.turned_results:
-            parts = parts + crossing.turned_results[op.index] / pieces(options.results[0], self.axes)
+            result, turned, _ = crossing.turned_results[op.index]
+            read_and_written = graph.values[result].bytes + graph.values[turned].bytes
+            parts = parts + read_and_written / pieces(options.results[0], self.axes)
         flops = rule.flops * options.shares
         dtype = graph.values[op.operands[0]].dtype if op.operands else "float32"
         dims = None

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..ir import Graph, lives_of
 from ..sharding import UNREDUCED, MeshAxes
-from .apart import apart_scratch
+from .apart import apart_scratch, turned_copies
 from .bodies import Body
 from .converted_weights import Converted, converted_weights
 from .copied_back import back_and_forth
@@ -71,7 +71,8 @@ def step_memory(
     scratch |= sorting_scratch(graph, axes, reads, model.profile.kind)
     scratch |= decomposition_scratch(graph, axes, reads, model.profile.kind)
     scratch |= {index: _peak_inside(body, model) for index, body in crossing.bodies.items()}
-    beside_products = [apart_scratch(graph, axes, crossing.apart, reads)]
+    turned = [*turned_copies(graph, axes, crossing.turned_results, stored, times, values)]
+    beside_products = [apart_scratch(graph, axes, crossing, times, reads, turned)]
     if model.profile.kind == "gpu":
         beside_products.append(slice_scratch(graph, axes, stored, crossing.producers, values, reads))
     for op, size in (item for sizes in beside_products for item in sizes.items()):
@@ -80,12 +81,16 @@ def step_memory(
     beside += places_of_poolings(graph, axes, times, reads, model.profile)
     beside += turned_updates(graph, axes, crossing.updates, times, values, reads)
     late: dict[int, int] = {}
+    given_up = {one.value: one.stop - 1 for one in lists if one.given_up}
     vector = None
     converted: Sequence[Converted] = ()
     if model.profile.kind == "gpu":
         needed = (lives or lives_of(graph, stored, times)).needed
         beside += padded_images(graph, axes, times, needed, reads)
         beside += transposed_for_kernels(graph, axes, times, reads)
+        given_up = {one.result: one.start + 1 for one in turned}
+        beside += [(one.start, one.stop, one.size) for one in turned]
+        beside += [(one.until, one.until + 1, one.narrow) for one in turned]
         in_rows, late = written_in_rows(graph, axes, crossing.row_sums, times, needed, reads, values)
         beside += in_rows
         if times == crossing.times:
@@ -111,7 +116,7 @@ def step_memory(
         copied_images=crossing.copied_images, tables=crossing.tables, spread=crossing.spread, squares=crossing.squares,
         platform=model.profile.kind, whole_sums=model.whole_sums,
         vector=vector, lives=lives, converted=converted,
-        beside=beside, late=late, listed={one.value: one.stop - 1 for one in lists if one.given_up},
+        beside=beside, late=late, listed=given_up,
     )  # fmt: skip
 
 
