@@ -86,3 +86,40 @@ def test_an_image_is_written_for_a_product_whose_rows_of_pixels_fill_tiles(pixel
     graph, kept = stored(step, (16, pixels, pixels, 96), (3, 3, 96, 96), (96, 384))
     (product,) = (op for op in graph.ops if op.primitive == "dot_general")
     assert kept[product.operands[0]] == written
+
+
+@pytest.mark.parametrize(("patches", "beside"), [(True, True), (True, False), (False, False)])
+def test_normalised_patches_of_a_convolution_are_written_for_products(patches: bool, beside: bool) -> None:
+    """A vision transformer's: 2373 MB compiled for v5e, 2151 predicted before and 2384 since; nothing of words."""
+
+    def loss(weights: Any, x: Any) -> Any:
+        if patches:
+            numbers = ("NHWC", "HWIO", "NHWC")
+            x = jax.lax.conv_general_dilated(x, weights["patch"], (16, 16), "VALID", dimension_numbers=numbers)
+            x = x.reshape(x.shape[0], -1, x.shape[-1])
+        if beside:
+            x = jnp.concatenate([jnp.broadcast_to(weights["token"], (x.shape[0], 1, x.shape[-1])), x], 1)
+        for up, down in weights["layers"]:
+            wide = x.astype(jnp.float32)
+            mean = wide.mean(-1, keepdims=True)
+            normal = (wide - mean) * jax.lax.rsqrt(((wide - mean) ** 2).mean(-1, keepdims=True) + 1e-6)
+            x = x + jax.nn.relu(normal.astype(x.dtype) @ up) @ down
+        return jnp.sum(x.astype(jnp.float32) ** 2)
+
+    def bf16(*dims: int) -> Any:
+        return jax.ShapeDtypeStruct(dims, jnp.bfloat16)
+
+    weights = {
+        "patch": bf16(16, 16, 3, 256), "token": bf16(1, 1, 256), "layers": [(bf16(256, 1024), bf16(1024, 256))] * 2,
+    }  # fmt: skip
+    given = bf16(64, 128, 128, 3) if patches else bf16(64, 64, 256)
+    graph = trace(jax.grad(loss), (weights, given), {}).graph
+    stored = traffic(graph, graph_rules(graph), "tpu").stored
+    normalised = {
+        op.operands[0] for op in graph.ops if op.primitive == "dot_general" and op.operands[0] not in graph.inputs
+        and graph.ops[graph.producers()[op.operands[0]]].primitive == "convert_element_type"
+        and graph.values[op.operands[0]].shape == (64, 64 + beside, 256)
+        and graph.values[op.results[0]].shape == (64, 64 + beside, 1024)
+    }  # fmt: skip
+    assert len(normalised) >= 2
+    assert [stored[value] for value in sorted(normalised)][:2] == [patches] * 2
