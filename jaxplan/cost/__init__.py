@@ -1,5 +1,7 @@
 """Seconds and bytes: of an operation, of a collective, of what is alive."""
 
+from .apart import copies_apart as copies_apart
+from .apart import turned_copies as turned_copies
 from .collectives import collective_seconds as collective_seconds
 from .collectives import collective_wire_bytes as collective_wire_bytes
 from .collectives import synchronous as synchronous

@@ -118,6 +118,27 @@ def _in_memory(flow: Flow, value: int) -> tuple[int, dict[int, int]]:
     return value, {d: place for d, (place, size) in enumerate(zip(order, shape, strict=True)) if size > 1}
 
 
+def copies_apart(
+    graph: Graph, crossing: Traffic, times: Sequence[int], turned: Sequence[TurnedCopy]
+) -> Iterator[tuple[int, tuple[int, int], int]]:
+    """(operation, (product, place), value) of the copies that are made for one product each: when they are there; but
+    of those that are made later, with what is made of turned results.
+
+    What lies in memory and is transposed for several products is read by one kernel after the other, before the first
+    product: all copies are there beside it (a scanned attention of groups of four, H100).
+
+    Args:
+      times: see `Traffic`.
+    """
+    for value, products in crossing.apart.items():
+        later = [t for t in turned if graph.values[t.result].bytes == graph.values[value].bytes]
+        together = len(products) > 1 and all(product in crossing.reordered for product in products)
+        first = min((op for op, _ in products), key=times.__getitem__)
+        for op, place in products:
+            if not any(t.start <= times[op] <= t.until for t in later):
+                yield first if together else op, (op, place), value
+
+
 def apart_scratch(
     graph: Graph,
     axes: MeshAxes,
@@ -126,27 +147,12 @@ def apart_scratch(
     reads: Mapping[tuple[int, int], np.ndarray],
     turned: Sequence[TurnedCopy] = (),
 ) -> dict[int, int]:
-    """Bytes of the copies that are made for one product each, by operation; but of those that are made later, with what
-    is made of turned results.
-
-    What lies in memory and is transposed for several products is read by one kernel after the other, before the first
-    product: all copies are there beside it (a scanned attention of groups of four, H100).
-
-    Args:
-      times: see `Traffic`.
-    """
+    """Bytes of `copies_apart`, by operation."""
     found: dict[int, int] = {}
-    for value, products in crossing.apart.items():
-        later = [t for t in turned if graph.values[t.result].bytes == graph.values[value].bytes]
-        together = len(products) > 1 and all(product in crossing.reordered for product in products)
-        first = min((op for op, _ in products), key=times.__getitem__)
-        for op, place in products:
-            if any(t.start <= times[op] <= t.until for t in later):
-                continue
-            if (row := reads.get((op, place))) is not None:
-                size = float(device_bytes(graph.values[value], row[None], axes, "gpu")[0])
-                at = first if together else op
-                found[at] = found.get(at, 0) + math.ceil(size)
+    for at, read, value in copies_apart(graph, crossing, times, turned):
+        if (row := reads.get(read)) is not None:
+            size = float(device_bytes(graph.values[value], row[None], axes, "gpu")[0])
+            found[at] = found.get(at, 0) + math.ceil(size)
     return found
 
 
@@ -191,25 +197,19 @@ class TurnedCopy(NamedTuple):
     """What is there of a turned result beside itself.
 
     Attributes:
-      result: which nothing reads from `start` on; start, until: when it is turned, and when what it is for is made.
-      stop: when the copy is gone; size: its bytes; narrow: the result's.
+      result: which nothing reads after `start`; turned: see `TurnedResult`.
+      start, until: when it is turned, and when what it is for is made; stop: when the copy is gone.
     """
 
     result: int
+    turned: int
     start: int
     until: int
     stop: int
-    size: int
-    narrow: int
 
 
 def turned_copies(
-    graph: Graph,
-    axes: MeshAxes,
-    turned: Mapping[int, TurnedResult],
-    stored: Sequence[bool],
-    times: Sequence[int],
-    values: Mapping[int, np.ndarray],
+    graph: Graph, results: Mapping[int, TurnedResult], stored: Sequence[bool], times: Sequence[int]
 ) -> Iterator[TurnedCopy]:
     """The copies, each up to what is made of it, which may take its place where it is as wide.
 
@@ -217,18 +217,15 @@ def turned_copies(
     result that was turned.
 
     Args:
-      stored, times: see `Traffic`; values: see `simulate_memory`.
+      stored, times: see `Traffic`.
     """
     producers = graph.producers()
-    for product, (result, wide, made) in turned.items():
+    for product, (result, turned, made) in results.items():
         while not stored[made] and (before := _before(graph, made)) is not None:
             made = before  # what products make of it themselves, they scale
-        if (row := values.get(result)) is None:
-            continue
-        narrow, size = (int(device_bytes(graph.values[v], row[None], axes, "gpu")[0]) for v in (result, wide))
         start, until = times[product] + 1, times[producers[made]]
-        stop = until + (graph.values[made].item_bytes < graph.values[wide].item_bytes)
-        yield TurnedCopy(result, start, until, max(stop, start + 1), size, narrow)
+        stop = until + (graph.values[made].item_bytes < graph.values[turned].item_bytes)
+        yield TurnedCopy(result, turned, start, until, max(stop, start + 1))
 
 
 def _before(graph: Graph, value: int) -> int | None:

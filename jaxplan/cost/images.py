@@ -17,8 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ..ir import Graph, Op
-from ..sharding import Rule
-from ..sharding.rules import ELEMENTWISE
+from ..sharding import ELEMENTWISE, Rule
 
 Lanes = tuple[int, int]
 """The two dimensions that may lie in lanes, the batch and the channels."""

@@ -71,7 +71,7 @@ def step_memory(
     scratch |= sorting_scratch(graph, axes, reads, model.profile.kind)
     scratch |= decomposition_scratch(graph, axes, reads, model.profile.kind)
     scratch |= {index: _peak_inside(body, model) for index, body in crossing.bodies.items()}
-    turned = [*turned_copies(graph, axes, crossing.turned_results, stored, times, values)]
+    turned = [t for t in turned_copies(graph, crossing.turned_results, stored, times) if t.result in values]
     beside_products = [apart_scratch(graph, axes, crossing, times, reads, turned)]
     if model.profile.kind == "gpu":
         beside_products.append(slice_scratch(graph, axes, stored, crossing.producers, values, reads))
@@ -89,8 +89,10 @@ def step_memory(
         beside += padded_images(graph, axes, times, needed, reads)
         beside += transposed_for_kernels(graph, axes, times, reads)
         given_up = {one.result: one.start + 1 for one in turned}
-        beside += [(one.start, one.stop, one.size) for one in turned]
-        beside += [(one.until, one.until + 1, one.narrow) for one in turned]
+        for one in turned:
+            row = values[one.result][None]
+            own, written = (int(device_bytes(graph.values[v], row, axes, "gpu")[0]) for v in (one.result, one.turned))
+            beside += [(one.start, one.stop, written), (one.until, one.until + 1, own)]
         in_rows, late = written_in_rows(graph, axes, crossing.row_sums, times, needed, reads, values)
         beside += in_rows
         if times == crossing.times:

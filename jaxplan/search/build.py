@@ -392,7 +392,7 @@ class _Builder:
             loops = [self.sharing.around[o][-1] for o in self.sharing.along(value)]
             start, stop = min(loops)[0], max(stop for _, stop in loops)
             self.memory.add(port, value, start, stop, held=value not in twice, tensor=self.tensors[port.node])
-        self.memory.add_scratch(self.reads, self.node_strategies)
+        self.memory.add_scratch(self.reads, self.values, self.node_strategies)
 
 
 _HOLDING = 1e-3

@@ -11,7 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from ..cost import CostModel, Traffic, device_bytes, filled_since, place_bytes, sorting_bytes
+from ..cost import (
+    CostModel,
+    Traffic,
+    copies_apart,
+    device_bytes,
+    filled_since,
+    place_bytes,
+    sorting_bytes,
+    turned_copies,
+)
 from ..ir import Graph, Interval, Value, written_over
 from ..sharding import UNREDUCED, Strategies
 from .problem import Usage
@@ -42,6 +51,8 @@ class Usages:
         self.graph, self.model, self.crossing, self._shared = graph, model, crossing, shared
         self.usages: list[Usage] = []
         self.given_up = _given_up(crossing)
+        self._turned = [*turned_copies(graph, crossing.turned_results, crossing.stored, crossing.times)]
+        self.given_up |= {one.result: one.start + 1 for one in self._turned}
         self._sizes: dict[tuple[Any, ...], np.ndarray | None] = {}
 
     def add(
@@ -100,12 +111,17 @@ class Usages:
             self.add(values[value], value, start, stop)
         return since
 
-    def add_scratch(self, reads: Mapping[tuple[int, int], Port], options: Mapping[int, Strategies]) -> None:
+    def add_scratch(
+        self, reads: Mapping[tuple[int, int], Port], values: Mapping[int, Port], options: Mapping[int, Strategies]
+    ) -> None:
         """What operations need beside their operands and results while they run."""
-        for value, products in self.crossing.apart.items():
-            for index, place in products:
-                if (index, place) in reads:
-                    self.add(reads[index, place], value, index, index + 1)
+        for index, read, value in copies_apart(self.graph, self.crossing, self.crossing.times, self._turned):
+            if read in reads:
+                self.add(reads[read], value, index, index + 1)
+        for one in self._turned:
+            if (port := values.get(one.result)) is not None:
+                self.add(port, one.result, one.start, one.stop, tensor=self.graph.values[one.turned])
+                self.add(port, one.result, one.until, one.until + 1)
         for op in self.graph.ops:
             port = reads.get((op.index, 0))
             if port is None or port.node not in options:
