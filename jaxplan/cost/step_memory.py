@@ -90,8 +90,8 @@ def step_memory(
         beside += transposed_for_kernels(graph, axes, times, reads)
         given_up = {one.result: one.start + 1 for one in turned}
         for one in turned:
-            row = values[one.result][None]
-            own, written = (int(device_bytes(graph.values[v], row, axes, "gpu")[0]) for v in (one.result, one.turned))
+            layout, both = values[one.result][None], (graph.values[one.result], graph.values[one.turned])
+            own, written = (int(device_bytes(tensor, layout, axes, "gpu")[0]) for tensor in both)
             beside += [(one.start, one.stop, written), (one.until, one.until + 1, own)]
         in_rows, late = written_in_rows(graph, axes, crossing.row_sums, times, needed, reads, values)
         beside += in_rows
