@@ -74,7 +74,33 @@ def _is_handed_on(flow: Flow, product: Op, batches: int) -> bool:
     )
 
 
-def reordered(flow: Flow) -> Mapping[int, tuple[tuple[int, int], ...]]:
+Orders = Mapping[int, tuple[tuple[int, ...], Mapping[int, tuple[int, ...]]]]
+"""See `orders_of`."""
+
+
+def orders_of(flow: Flow) -> Orders:
+    """For what products read, but for its own transpositions: where each of its dimensions lies, and of which products
+    it is made, with where they would as each wrote it, see `_made_of`.
+
+    Where nothing of its shape is transposed all lies in order, and that is not asked: a network's stream of activations
+    would be followed to its beginning for every product.
+    """
+    values = flow.graph.values
+    transposed = {tuple(sorted(values[op.results[0]].shape)) for op in flow.graph.ops if op.primitive == "transpose"}
+    found: dict[int, tuple[tuple[int, ...], Mapping[int, tuple[int, ...]]]] = {}
+    for op in flow.graph.ops:
+        if op.primitive == "dot_general" and flow.rules[op.index].matmul:
+            for value in op.operands:
+                made_of, _ = _in_memory(flow, value)
+                shape = values[made_of].shape
+                if made_of in found:
+                    continue
+                in_order = tuple(range(len(shape))), dict[int, tuple[int, ...]]()
+                found[made_of] = _made_of(flow, made_of) if tuple(sorted(shape)) in transposed else in_order
+    return found
+
+
+def reordered(flow: Flow, orders: Orders) -> Mapping[int, tuple[tuple[int, int], ...]]:
     """The (product, place) that read each value that a kernel transposes for each of them.
 
     A product takes the dimensions that it sums, has in each operand, or keeps as one each, in its own order: the other
@@ -83,6 +109,9 @@ def reordered(flow: Flow) -> Mapping[int, tuple[tuple[int, int], ...]]:
     grouped attention, of which one product sums the keys and the other the queries and the group, once for each, where
     the softmax is read from a loop's stack (f32[4, 8, 2, 512, 512] of a Llama compiled for H100, jax 0.10.2).  Unrolled
     or under remat they lie as the scores' product wrote them, and both products read them so (groups of 2 and 4).
+
+    Args:
+      orders: see `orders_of`.
     """
     reads: dict[int, list[tuple[int, tuple[int, int]]]] = {}
     for op in flow.graph.ops:
@@ -96,7 +125,7 @@ def reordered(flow: Flow) -> Mapping[int, tuple[tuple[int, int], ...]]:
             maker = flow.producers[made_of]
             if maker < 0 or flow.kinds[maker] != "fused":
                 continue
-            lies, _ = _made_of(flow, made_of)
+            lies, _ = orders[made_of]
             rows = [[lies[order[d]] for d in dims if d in order] for dims in (sums, batch, kept)]
             if rows != [sorted(row) for row in rows]:
                 reads.setdefault(made_of, []).append((value, (op.index, place)))
@@ -145,7 +174,7 @@ def apart_scratch(
     crossing: Traffic,
     times: Sequence[int],
     reads: Mapping[tuple[int, int], np.ndarray],
-    turned: Sequence[TurnedCopy] = (),
+    turned: Sequence[TurnedCopy],
 ) -> dict[int, int]:
     """Bytes of `copies_apart`, by operation."""
     found: dict[int, int] = {}
@@ -169,27 +198,26 @@ class TurnedResult(NamedTuple):
     made: int
 
 
-def turned_results(flow: Flow) -> Mapping[int, TurnedResult]:
+def turned_results(flow: Flow, orders: Orders) -> Mapping[int, TurnedResult]:
     """Results that are turned, by the product that makes them.
 
     What is elementwise made of two products lies as the one of them that is transposed for it, see `reordered`: of
     grouped attention the gradients of the softmax, converted to f32, as the scores (H100, jax 0.10.2).  What only one
     operation reads it turns as it reads.
+
+    Args:
+      orders: see `orders_of`.
     """
     found: dict[int, TurnedResult] = {}
     uses = flow.graph.uses()
-    for op in flow.graph.ops:
-        if op.primitive == "dot_general" and flow.rules[op.index].matmul:
-            for value in op.operands:
-                made_of, _ = _in_memory(flow, value)
-                lies, products = _made_of(flow, made_of)
-                for product, own in products.items() if lies != tuple(range(len(lies))) else ():
-                    (result,) = flow.graph.ops[product].results
-                    readers = [flow.graph.ops[reader] for reader, _ in uses[result]]
-                    wide = [r.results[0] for r in readers if r.primitive == "convert_element_type"]
-                    turned = (wide or [result])[0]
-                    if own != lies and len(uses[turned]) > 1:
-                        found[product] = TurnedResult(result, turned, made_of)
+    for made_of, (lies, products) in orders.items():
+        for product, own in products.items() if lies != tuple(range(len(lies))) else ():
+            (result,) = flow.graph.ops[product].results
+            readers = [flow.graph.ops[reader] for reader, _ in uses[result]]
+            wide = [r.results[0] for r in readers if r.primitive == "convert_element_type"]
+            turned = (wide or [result])[0]
+            if own != lies and len(uses[turned]) > 1:
+                found[product] = TurnedResult(result, turned, made_of)
     return found
 
 

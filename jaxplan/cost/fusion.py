@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from ..ir import LOOP_EDGES, SUMS, VIEWS, Graph, Op
 from ..sharding import Rule
-from .apart import made_apart, reordered, turned_results
+from .apart import made_apart, orders_of, reordered, turned_results
 from .bodies import bodies
 from .conversions import conversions
 from .crossing import Traffic
@@ -293,8 +293,9 @@ class _Kernels:
             writes.append(tuple([self.bytes[v] * self.share[v] * w for v, w in zip(made, kept, strict=True)]))
         vector = vector_kernels(flow, reads, writes, self._at_hand, self.op_level, tables) if tpu else ()
         apart = made_apart(flow, self.cheap) if gpu else {}
+        orders = orders_of(flow) if gpu else {}
         # the first copy of what is made apart is what its kernel writes
-        turned = {v: products[v in apart :] for v, products in reordered(flow).items()} if gpu else {}
+        turned = {v: products[v in apart :] for v, products in reordered(flow, orders).items()} if gpu else {}
         apart = {**turned, **apart}
         elsewhere, spanned = {*apart, *self.written.shared, *self.onto}, self.written.spanned
         stored = tuple(s and v not in elsewhere for v, s in enumerate(self.stored))
@@ -325,7 +326,7 @@ class _Kernels:
             windows=windowed(flow, reads, updates_of(flow), self.op_level) if tpu else {},
             conversions=conversions(flow, self.stored) if tpu else {},
             reordered={product: value for value, products in turned.items() for product in products},
-            turned_results=turned_results(flow) if gpu else {},
+            turned_results=turned_results(flow, orders) if gpu else {},
             kernels=vector or (None,) * len(reads),
             parted=parted_rows(self.graph, stored) if gpu else frozenset(),
             starts=kernel_starts(flow, writes, self._at_hand, self.op_level) if gpu else (),
