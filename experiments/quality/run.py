@@ -31,6 +31,7 @@ import jaxplan
 from jaxplan.api.options import TEMPLATES
 from jaxplan.cost import CostModel, collective_wire_bytes
 from jaxplan.hardware import axis_links, load_profile
+from jaxplan.inspection.matching import planned_parts
 from jaxplan.lowering.hlo import compiled_collectives
 from jaxplan.lowering.yardstick import compiled_price
 
@@ -91,7 +92,9 @@ def predicted(plan: Any, model: CostModel) -> dict[str, Any]:
         "peak_bytes": cost.peak_bytes,
         "peak_parts": dict(cost.peak_parts),
         "peak_where": cost.peak_where,
-        "collectives": sent(((c.kind, c.axes, c.bytes, c.trips) for c in plan.collectives), model),
+        "collectives": sent(
+            ((p.kind, p.names, p.bytes, p.trips) for p in planned_parts(plan.collectives, plan.axes)), model
+        ),
         "templates_s": dict(plan.templates),
         "warnings": list(plan.warnings),
     }

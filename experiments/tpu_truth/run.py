@@ -29,6 +29,7 @@ from judge import Judge, lowered_by_hand, mesh_of
 from table import write_readme
 
 import jaxplan
+from jaxplan.inspection.matching import planned_parts
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"
@@ -72,7 +73,7 @@ def jaxplan_row(judge: Judge, case: Case, name: str) -> tuple[dict[str, Any], st
         "warnings": list(plan.warnings),
         "specs": {path: str(spec) for path, spec in plan.specs.items()},
         "collectives": judge.collectives(
-            (c.kind, c.axes, c.bytes, c.trips, f"{c.primitive} {c.where}") for c in plan.collectives
+            (p.kind, p.names, p.bytes, p.trips, p.where) for p in planned_parts(plan.collectives, plan.axes)
         ),
     }
     return row, text

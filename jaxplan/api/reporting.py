@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from ..cost import CostModel, collective_wire_bytes
+from ..cost import CostModel, collective_wire_bytes, excess_wire_bytes
 from ..ir import Traced, users_line
 from ..plans import Alternative, Plan, PlanCost, PlannedCollective, TensorPlan
 from ..sharding import Layout, layout_of_places, pieces, places_of_layout
@@ -125,15 +125,14 @@ def _collectives(traced: Traced, model: CostModel, best: Candidate) -> tuple[Pla
         if item.kind == "all_slice":
             continue  # every device keeps a part of what it has: nothing is sent
         op = traced.graph.ops[op_index] if 0 <= op_index < len(traced.graph.ops) else None
-        kind = model.compiled_kind(item.kind, item.axes)
+        kind, sizes = model.compiled_kind(item.kind, item.axes), [model.link(a).size for a in item.axes]
+        wire_bytes = collective_wire_bytes(kind, item.bytes, sizes) + excess_wire_bytes(item.excess, math.prod(sizes))
         rows.append(
             PlannedCollective(
                 kind=kind,
                 axes=tuple(item.axes),
                 bytes=int(item.bytes),
-                wire_bytes=int(
-                    collective_wire_bytes(kind, item.bytes, [model.link(a).size for a in item.axes])
-                ),
+                wire_bytes=int(wire_bytes),
                 trips=item.trips,
                 seconds_s=one.seconds_s,
                 where=op.source if op else item.scope,

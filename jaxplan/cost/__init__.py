@@ -18,6 +18,11 @@ from .model import CostModel as CostModel
 from .narrowing import narrowed as narrowed
 from .parted import kernels_beside as kernels_beside
 from .pooling import place_bytes as place_bytes
+from .scattered_sums import excess_bytes as excess_bytes
+from .scattered_sums import excess_seconds as excess_seconds
+from .scattered_sums import excess_wire_bytes as excess_wire_bytes
+from .scattered_sums import scattering_seconds as scattering_seconds
+from .scattered_sums import sums_whole as sums_whole
 from .sorting import sorting_bytes as sorting_bytes
 from .step_memory import step_memory as step_memory
 from .tiles import device_bytes as device_bytes

@@ -33,7 +33,6 @@ from .tiles import gathered_bytes, tiles_of_rows
 from .tree_sums import further_kernels
 from .turned import Turning, turned_bytes
 from .vector_kernels import VectorKernel, vector_product
-from .whole_sums import made_whole
 
 _PACKING_KERNELS = {"all_gather": 0.6, "reduce_scatter": 0.1, "all_to_all": 1.1, "collective_permute": 0.6}
 """Transpositions next to a collective, for each that was planned: those counted beside 501 in twenty compiled plans of
@@ -117,15 +116,6 @@ class CostModel:
         scattered = kind == "reduce_scatter" and self.whole_sums
         return "all_reduce" if scattered and self.size_of(names) == self.size_of(n for n, _ in self.axes) else kind
 
-    def sums_whole(self, tensor: Value, places: np.ndarray, axes: MeshAxes, names: Sequence[str]) -> bool:
-        """Whether a sum over some mesh axes that is scattered to the layout `places`, a row over `axes`, is made whole
-        and cut; see `whole_sums`."""
-        if self.profile.kind != "tpu" or len(tensor.shape) < 2:
-            return False
-        onto = {int(place) for (name, size), place in zip(axes, places, strict=True) if size > 1 and name in names}
-        (whole,) = made_whole(tensor, places[None], axes)
-        return any(dim >= 0 and bool(whole[dim]) for dim in onto)
-
     @property
     def whole_sums(self) -> bool:
         """Whether sums over all devices are compiled whole and sliced; see `hardware.sums_are_whole`."""
@@ -169,32 +159,6 @@ class CostModel:
                 }
             )
         )
-
-    def whole_sum_seconds(
-        self, tail: np.ndarray, head: np.ndarray, tensor: Value, *, start_share: float = 1.0
-    ) -> np.ndarray:
-        """`float64[a, b]`: what sums that are made whole and cut cost beyond a reduce_scatter; see `whole_sums`."""
-        more = np.zeros((len(tail), len(head)))
-        if self.profile.kind != "tpu" or len(tensor.shape) < 2 or not (tail == UNREDUCED).any():
-            return more
-        whole = made_whole(tensor, head, self.axes)
-        if not whole.any():
-            return more
-        sizes = np.array([size for _, size in self.axes])
-        scattered = (tail[:, None, :] == UNREDUCED) & (head >= 0)[None, :, :] & (sizes > 1)
-        onto = np.where(scattered, head, NONE).max(axis=2)
-        # onto several dimensions at once none is scattered, see `reshard`
-        scattered &= (~scattered | (head == onto[:, :, None])).all(axis=2, keepdims=True)
-        scattered &= np.take_along_axis(whole, np.maximum(onto, 0).T, axis=1).T[:, :, None]
-        local = tensor.bytes * tensor.as_sent("all_reduce") / pieces(tail, self.axes)
-        codes = scattered @ (1 << np.arange(len(sizes)))
-        for code in np.flatnonzero(np.bincount(codes.reshape(-1), minlength=1)):
-            over = tuple(i for i in range(len(sizes)) if code >> i & 1)
-            if over:
-                extra = self.collective("all_reduce", local, over, start_share=start_share)
-                extra = extra - self.collective("reduce_scatter", local, over, start_share=start_share)
-                more += np.where(codes == code, extra[:, None], 0.0)
-        return more
 
     def settling_seconds(self, tail: np.ndarray, head: np.ndarray, tensor: Value) -> np.ndarray:
         """`float64[a, b]`: what it costs to copy an all_gather's result to where the tensor lies, see `gathered_bytes`

@@ -36,7 +36,7 @@ def made_whole(tensor: Value, places: np.ndarray, axes: MeshAxes) -> np.ndarray:
     if rank < 2 or item_bytes not in (2, 4):
         return whole
     sizes, every = local_sizes(tensor.shape, places, axes), np.arange(len(places))
-    lane, row = _in_tiles(np.round(padding(sizes, item_bytes), 6), tensor)
+    lane, row = in_tiles(np.round(padding(sizes, item_bytes), 6), tensor)
     packed = 2 if item_bytes == 2 else 1
     outside = sizes > 1
     outside[every, lane] = outside[every, row] = False
@@ -61,8 +61,8 @@ def _unchunked(lanes: np.ndarray) -> np.ndarray:
     return found
 
 
-def _in_tiles(padded: np.ndarray, tensor: Value) -> tuple[np.ndarray, np.ndarray]:
-    """The dimensions in lanes and in rows; `padded`: `float[n, rank, rank]`, how much each choice of them pads."""
+def in_tiles(padded: np.ndarray, tensor: Value) -> tuple[np.ndarray, np.ndarray]:
+    """A sum's dimensions in lanes and in rows; `padded`: `float[n, rank, rank]`, how much each choice of them pads."""
     rank = padded.shape[1]
     choices = [(lane, row) for lane in reversed(range(rank)) for row in reversed(range(rank))]
     if tensor.sides is not None:

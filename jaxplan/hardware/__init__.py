@@ -18,3 +18,4 @@ from .targets import target as target
 from .topology import AxisLink as AxisLink
 from .topology import axis_links as axis_links
 from .topology import sums_are_whole as sums_are_whole
+from .topology import three_dimensional as three_dimensional

@@ -42,6 +42,7 @@ _KIND_NUMBERS: dict[str, dict[str, tuple[type, float, float]]] = {
         "matmul_rows": (int, 0, _INF),
         "window_bytes": (int, 0, _INF),
         "window_efficiency": (float, 0.0, 1.0),
+        "scoped_bytes": (int, 2**20, _INF),
         "sparse_core_copies": (int, -1, 1),
     },
     "gpu": {"core_count": (int, 0, _INF), "compute_capability": (float, 0.0, _INF)},

@@ -112,6 +112,7 @@ class Profile:
       on_chip_bytes: what a loop keeps in vector memory from one iteration to the next; TPU only.
       window_bytes, window_efficiency: what windows of a large product's result and sum fill of vector memory, and the
         share of memory's rate at which windows are read and written; TPU only.
+      scoped_bytes: of vector memory for the windows of one operation; TPU only.
       sparse_core_copies: 1 where SparseCores bring lists of rows into another layout while the rest computes, else 0;
         TPU only.
       core_count, compute_capability: streaming multiprocessors, and NVIDIA's number of the generation; GPU only.
@@ -140,6 +141,7 @@ class Profile:
     matmul_rows: int | None = None
     window_bytes: int | None = None
     window_efficiency: float | None = None
+    scoped_bytes: int | None = None
     sparse_core_copies: int | None = None
     core_count: int | None = None
     compute_capability: float | None = None

@@ -143,7 +143,12 @@ def sums_are_whole(profile: Profile, devices: int) -> bool:
     if profile.kind != "tpu" or torus is None or devices > (torus.domain_size or devices):
         return False
     side = math.isqrt(devices)
-    return devices >= 8 if torus.axes_count == 3 else devices >= 16 and side * side == devices
+    return devices >= 8 if three_dimensional(profile) else devices >= 16 and side * side == devices
+
+
+def three_dimensional(profile: Profile) -> bool:
+    """Whether its slices are tori of three dimensions."""
+    return any(link.kind == "torus" and link.axes_count == 3 for link in profile.links)
 
 
 def _inside(domain: int | None, stride: int, size: int, total: int) -> int:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from ..cost import collective_wire_bytes
 from ..lowering import CompiledCollective
@@ -78,16 +78,29 @@ def places(sources: Iterable[str]) -> frozenset[str]:
 
 
 def planned_parts(collectives: Iterable[PlannedCollective], axes: MeshAxes) -> list[Part]:
-    """The plan's collectives; an axis of one device takes no part."""
+    """The plan's collectives; an axis of one device takes no part.
+
+    A sum that is scattered in rounded pieces is as large as these, and a permute of what they are moved on by.
+    """
+    return [part for c in collectives for part in _planned(c, axes)]
+
+
+def _planned(one: PlannedCollective, axes: MeshAxes) -> Iterator[Part]:
     sizes = dict(axes)
-    return [
-        Part(
-            kind=c.kind, axes=frozenset(a for a in c.axes if sizes.get(a) != 1), names=c.axes, bytes=c.bytes,
-            together_bytes=c.bytes, trips=c.trips, lines=places((c.where,)),
-            where=f"{c.primitive} at {c.where}".removeprefix(" at "), left=c.trips,
-        )
-        for c in collectives
-    ]  # fmt: skip
+    part = Part(
+        kind=one.kind, axes=frozenset(a for a in one.axes if sizes.get(a) != 1), names=one.axes, bytes=one.bytes,
+        together_bytes=one.bytes, trips=one.trips, lines=places((one.where,)),
+        where=f"{one.primitive} at {one.where}".removeprefix(" at "), left=one.trips,
+    )  # fmt: skip
+    devices = math.prod(part.sizes(axes))
+    longer = one.wire_bytes - float(collective_wire_bytes(one.kind, one.bytes, part.sizes(axes)))
+    if one.kind != "reduce_scatter" or longer < 1:
+        yield part
+        return
+    moved = int(longer / 2)
+    whole = one.bytes + moved * devices // (devices - 1)
+    yield replace(part, bytes=whole, together_bytes=whole, notes=[], instead=[])
+    yield replace(part, kind="collective_permute", bytes=moved, together_bytes=moved, notes=[], instead=[])
 
 
 def compiled_parts(collectives: Iterable[CompiledCollective]) -> list[Part]:

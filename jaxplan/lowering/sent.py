@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..cost import CostModel, Traffic, kernels_beside
+from ..cost import CostModel, Traffic, excess_bytes, excess_seconds, kernels_beside, sums_whole
 from ..ir import Graph, Starts, total_groups
 from ..sharding import UNREDUCED, Collective, MeshAxes
 
@@ -73,6 +73,8 @@ def collective_prices(
     def sending(item: Collective, op: int) -> Sending:
         own = share(item, op)
         sent_s = model.collective_over(item.kind, item.bytes, item.axes, start_share=own if item.shape else 1.0)
+        if item.excess:
+            sent_s += float(excess_seconds(model, item.excess, item.axes))
         beside = kernels_beside(item, of_one_kernel(item, op))
         packing_s = float(model.packing_seconds(item.kind, item.bytes, item.axes, start_share=own, beside=beside))
         return Sending(sent_s * (1.0 if item.shape else own) * item.trips, packing_s * item.trips)
@@ -104,7 +106,7 @@ def as_sent(
     model: CostModel,
 ) -> tuple[tuple[Collective, int], ...]:
     """The partitioner's collectives, which knows a program's own types alone, as XLA sends them: in which types, and
-    which of the sums that it scatters are made whole (see `CostModel.sums_whole`).
+    which of the sums that it scatters are made whole or in rounded pieces (see `cost.scattered_sums`).
 
     Args:
       graph: as `cost.narrowed` has it; values, reads: see `check`, over `axes`.
@@ -113,12 +115,15 @@ def as_sent(
     """
     uses = graph.uses()
 
-    def whole(item: Collective, op: int) -> bool:
-        if item.written or item.kind != "reduce_scatter" or op < 0:
-            return False
+    def scattered(item: Collective, op: int) -> Collective:
         made = [v for v in graph.ops[op].results if graph.values[v].shape == item.shape]
         wanted = [reads[use] for v in made for use in uses[v] if use in reads and not (reads[use] == UNREDUCED).any()]
-        return any(model.sums_whole(graph.values[made[0]], row, axes, item.axes) for row in wanted[:1])
+        if not wanted:
+            return item
+        tensor, row = graph.values[made[0]], wanted[0]
+        if sums_whole(model, tensor, row, axes, item.axes):
+            return replace(item, kind="all_reduce")
+        return replace(item, excess=excess_bytes(model, tensor, row, axes, item.axes))
 
     @functools.cache
     def stacks() -> dict[tuple[int, ...], set[bool]]:
@@ -149,8 +154,8 @@ def as_sent(
         return all(moved or made or stacks().get(item.shape) or [False])
 
     def sent(item: Collective, op: int) -> Collective:
-        if whole(item, op):
-            return replace(item, kind="all_reduce")
+        if item.kind == "reduce_scatter" and op >= 0 and not item.written:
+            return scattered(item, op)
         return replace(item, bytes=item.bytes // 2, dtype="bfloat16") if halved(item, op) else item
 
     return tuple((sent(item, op), op) for item, op in collectives)

@@ -75,7 +75,8 @@ class PlannedCollective:
       kind: all_gather, all_reduce, reduce_scatter, all_to_all or collective_permute.
       axes: mesh axes it runs over.
       bytes: of the larger local buffer on one device, one run.
-      wire_bytes: what one device sends, one run.
+      wire_bytes: what one device sends, one run; of sums that XLA scatters in rounded pieces also what these are longer
+        by, with the sum and once more to move it on.
       trips: how often it runs in a step.
       seconds_s: of all its runs in a step.
       where: source line; primitive: the operation it belongs to.

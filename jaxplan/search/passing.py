@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..cost import CostModel, Turning, kernels_beside
+from ..cost import CostModel, Turning, kernels_beside, scattering_seconds
 from ..ir import Value
 from ..sharding import NONE, UNREDUCED, Moves, reachable
 from .sharing import tied_layouts
@@ -95,7 +95,7 @@ class Passing:
             return self.model.collective(kind, sent_bytes, axes, start_share=share, beside=beside)
 
         once = self._between(tail, head).price(tensor.bytes, price)
-        once = once + self.model.whole_sum_seconds(tail, head, tensor, start_share=how.start_share)
+        once = once + scattering_seconds(self.model, tail, head, tensor, start_share=how.start_share)
         once = once + self.copying(tail, head, tensor, how)
         return np.where(allowed, once * (1 + _LATER_DIMENSION * _moved_dimension(tail, head)) * how.trips, 0.0), allowed
 

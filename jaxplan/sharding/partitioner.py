@@ -62,6 +62,7 @@ class Collective:
       scope: the `jax.named_scope` path of the operation that needs it.
       shape, dtype: of its result, global; of the whole tensor whose edges are exchanged.
       written: by the user, or for a kernel, in a `shard_map`; the partitioner only carries it out.
+      excess: bytes by which XLA rounds up each device's piece of a sum that it scatters (see `cost.scattered_sums`).
     """
 
     kind: CollectiveKind
@@ -72,6 +73,7 @@ class Collective:
     shape: tuple[int, ...]
     dtype: str
     written: bool = False
+    excess: int = 0
 
 
 class OpSharding(NamedTuple):

@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh
 import models
 from jaxplan.api import Found, Options, Pipeline, model_of, target_of
 from jaxplan.api.turning import turned_pieces
-from jaxplan.cost import collective_wire_bytes
+from jaxplan.cost import collective_wire_bytes, sums_whole
 from jaxplan.hardware import load_profile
 from jaxplan.ir import trace
 from jaxplan.sharding import MeshAxes, reshard_steps
@@ -60,7 +60,7 @@ def planned(model: str, mesh: str, template: str | None) -> tuple[Sent, Sent]:
         for step in reshard_steps(tail, head, moved.tensor.bytes, axes):
             if step.kind != "all_slice":
                 sent = step.bytes * moved.tensor.as_sent(step.kind)
-                whole = step.kind == "reduce_scatter" and planner.model.sums_whole(moved.tensor, head, axes, step.axes)
+                whole = step.kind == "reduce_scatter" and sums_whole(planner.model, moved.tensor, head, axes, step.axes)
                 kind = "all_reduce" if whole else step.kind
                 wire = float(collective_wire_bytes(kind, sent, extents(step.axes)))
                 decided[kind, frozenset(step.axes)] += wire * moved.trips  # type: ignore[assignment]

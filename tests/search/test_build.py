@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxplan.cost import CostModel, kernels_beside, narrowed, traffic
+from jaxplan.cost import CostModel, kernels_beside, narrowed, scattering_seconds, traffic
 from jaxplan.hardware import axis_links, load_profile
 from jaxplan.ir import Graph, Value, start_shares, trace
 from jaxplan.search import SEARCHES, Edge, Node, StrategyProblem, Termination, evaluate
@@ -150,7 +150,7 @@ def walked_s(graph: Graph, space: Space, model: CostModel, chosen: tuple[int, ..
                 sent = step.kind, step.bytes * tensor.as_sent(step.kind), step.axes
                 total += times * model.collective_over(*sent, start_share=share(step.kind))
                 total += times * float(model.packing_seconds(*sent, beside=beside))
-        lanes = model.whole_sum_seconds(made[None], wanted[None], tensor, start_share=share("all_reduce"))
+        lanes = scattering_seconds(model, made[None], wanted[None], tensor, start_share=share("all_reduce"))
         total += times * float(np.sum(lanes))
     return total
 
