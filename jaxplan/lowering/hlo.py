@@ -123,9 +123,10 @@ def compiled_collectives(
 
 
 def _sum_of_pieces(run: Run) -> Instruction | None:
-    """The fused all-reduce-scatter of whose result a slice is permuted, see `CompiledCollective.rounded`."""
-    cut = run.siblings.get(run.instruction.operands[0])
-    made = run.siblings.get(cut.operands[0]) if cut is not None and cut.opcode == "slice" else None
+    """The fused all-reduce-scatter whose result, or a slice of it, is permuted, see `CompiledCollective.rounded`."""
+    made = run.siblings.get(run.instruction.operands[0])
+    if made is not None and made.opcode == "slice":
+        made = run.siblings.get(made.operands[0])
     return made if made is not None and made.opcode == "fusion" and f"calls=%{_SCATTERED}" in made.rest else None
 
 
