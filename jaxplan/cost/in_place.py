@@ -38,6 +38,10 @@ def overwritable(
     found: dict[int, tuple[int, ...]] = {}
     kept = {*graph.inputs, *graph.outputs, *graph.constants}
     summed = _summed(flow, stored)
+
+    def batched(value: int) -> bool:
+        return is_batched(graph.ops[flow.producers[value]])
+
     for op in graph.ops:
         if op.primitive == "sort":
             pairs = zip(op.results, op.operands, strict=True)
@@ -53,7 +57,7 @@ def overwritable(
                     other
                     for other in read
                     if other not in kept and graph.values[other].item_bytes == tensor.item_bytes
-                    if times is None or not exponents or not is_batched(graph.ops[flow.producers[other]])
+                    if (not summed[other] if times is None else not (exponents and batched(other)))
                 }
                 if near:
                     found[value] = tuple(sorted(near))
