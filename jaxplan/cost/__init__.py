@@ -14,6 +14,8 @@ from .kinds import idle as idle
 from .kinds import source_values as source_values
 from .memory import MemoryProfile as MemoryProfile
 from .memory import simulate_memory as simulate_memory
+from .merged_products import MERGED_BYTES as MERGED_BYTES
+from .merged_products import kept_until as kept_until
 from .model import CostModel as CostModel
 from .narrowing import narrowed as narrowed
 from .parted import kernels_beside as kernels_beside

@@ -14,6 +14,7 @@ from .few_images import Spread
 from .fills import Fill
 from .images import Lanes
 from .invariants import Invariant
+from .merged_products import Merging
 from .on_chip import Resident
 from .product_windows import Windowed
 from .residency import SecondStack
@@ -42,7 +43,7 @@ class Traffic:
       rows: TPU: see `sliced`, `written`, `tiled_in_rows`; copied_images: see `copied_reads`; tables: see `row_updates`;
         spread: see `spread_reads`; squares: TPU: see `shared_squares`; apart: GPU: see `made_apart` and `reordered`;
         reordered: GPU: the latter's value by (product, place), where a kernel more copies it; turned_results: GPU;
-        wide: TPU: see `wide_copies`; updates, row_sums: GPU; windows, conversions: TPU.
+        wide: TPU: see `wide_copies`; updates, row_sums, merged: GPU; windows, conversions: TPU.
       kernels: TPU: for every operation the kernel of the vector unit that it is part of; else None throughout.
       starts: GPU: see `kernel_starts`; parted: GPU: see `parted_rows`.
       producers: for every value the operation that makes it, or -1.
@@ -73,6 +74,7 @@ class Traffic:
     conversions: Mapping[tuple[int, int], Conversion]
     reordered: Mapping[tuple[int, int], int]
     turned_results: Mapping[int, TurnedResult]
+    merged: tuple[Merging, ...]
     kernels: tuple[VectorKernel | None, ...]
     starts: tuple[float, ...]
     parted: frozenset[int]

@@ -38,6 +38,7 @@ from .masks import (
     read_by_expansions,
     read_whole,
 )
+from .merged_products import mergings
 from .on_chip import residents
 from .outermost import outside_tiles
 from .parted import parted_rows
@@ -327,6 +328,7 @@ class _Kernels:
             conversions=conversions(flow, self.stored) if tpu else {},
             reordered={product: value for value, products in turned.items() for product in products},
             turned_results=turned_results(flow, orders) if gpu else {},
+            merged=mergings(self.graph, self.rules, self.producers, self.loop_of) if gpu else (),
             kernels=vector or (None,) * len(reads),
             parted=parted_rows(self.graph, stored) if gpu else frozenset(),
             starts=kernel_starts(flow, writes, self._at_hand, self.op_level) if gpu else (),

@@ -20,6 +20,7 @@ from .few_images import few_images, moved_pixels
 from .held_back import combined_sums, held_back, put_off
 from .invariants import Invariant
 from .memory import MemoryProfile, simulate_memory
+from .merged_products import kept_slices
 from .model import CostModel
 from .padded_images import padded_images
 from .pooling import places_of_poolings
@@ -85,9 +86,10 @@ def step_memory(
     vector = None
     converted: Sequence[Converted] = ()
     if model.profile.kind == "gpu":
-        needed = (lives or lives_of(graph, stored, times)).needed
+        needed = (lives := lives or lives_of(graph, stored, times)).needed
         beside += padded_images(graph, axes, times, needed, reads)
         beside += transposed_for_kernels(graph, axes, times, reads)
+        beside += kept_slices(graph, axes, crossing.merged, lives, values, reads)
         given_up = {one.result: one.start + 1 for one in turned}
         for one in turned:
             layout, both = values[one.result][None], (graph.values[one.result], graph.values[one.turned])

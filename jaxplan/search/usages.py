@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 
 from ..cost import (
+    MERGED_BYTES,
     CostModel,
     Traffic,
     copies_apart,
     device_bytes,
     filled_since,
+    kept_until,
     place_bytes,
     sorting_bytes,
     turned_copies,
@@ -114,7 +116,8 @@ class Usages:
     def add_scratch(
         self, reads: Mapping[tuple[int, int], Port], values: Mapping[int, Port], options: Mapping[int, Strategies]
     ) -> None:
-        """What operations need beside their operands and results while they run."""
+        """What operations need beside their operands and results while they run, or keep of them."""
+        self._add_merged(values, options)
         for index, read, value in copies_apart(self.graph, self.crossing, self.crossing.times, self._turned):
             if read in reads:
                 self.add(reads[read], value, index, index + 1)
@@ -133,6 +136,26 @@ class Usages:
                 size = self.model.part_bytes(op, options[port.node], self.graph, self.crossing)
             if size is not None and size.any():
                 self._append(port.node, op.index, op.index + 1, np.ceil(size).astype(np.int64))
+
+    def _add_merged(self, values: Mapping[int, Port], options: Mapping[int, Strategies]) -> None:
+        """What is kept of products that are made as one, see `cost.merged_products`: of those, each by itself, that
+        are small enough."""
+        for group in self.crossing.merged:
+            results = [self.graph.ops[index].results[0] for index in group.products]
+            ports = {value: values[value] for value in results if value in values and values[value].node in options}
+            if len(ports) < len(results):
+                continue
+            for value, start, stop in kept_until(self.crossing.lives, zip(results, group.copied, strict=True)):
+                port = ports[value]
+                op = self.graph.ops[self.crossing.producers[value]]
+                sizes = [
+                    device_bytes(self.graph.values[v], places, self.model.axes, self.model.profile.kind)
+                    for v, places in zip(op.operands, options[port.node].operands, strict=True)
+                ]
+                own = device_bytes(self.graph.values[value], port.places, self.model.axes, self.model.profile.kind)
+                small = sum(sizes) + own <= MERGED_BYTES
+                pending = (port.places == UNREDUCED).any(axis=1)
+                self._append(port.node, start, stop, np.ceil(own * (small & ~pending)).astype(np.int64))
 
     def _append(self, node: int, start: int, stop: int, size: np.ndarray | None) -> None:
         if size is not None:

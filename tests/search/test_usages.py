@@ -30,6 +30,21 @@ def grouped_attention(weights: Any, batch: Any) -> Any:
     return jax.tree.map(jnp.subtract, weights, jax.grad(loss)(weights))
 
 
+def separate_projections(weights: Any, batch: Any) -> Any:
+    """Queries, keys and values are one product on GPU, kept for the keys."""
+
+    def loss(weights: Any) -> Any:
+        x = batch
+        for weight in weights:
+            q, k, v = (jnp.einsum("btd,dhk->bthk", x, weight[name]) for name in "qkv")
+            scores = jnp.einsum("bthk,bshk->bhts", q, k).astype(F32)
+            made = jnp.einsum("bhts,bshk->bthk", jax.nn.softmax(scores).astype(BF16), v)
+            x = x + jnp.einsum("bthk,dhk->btd", made, weight["o"])
+        return jnp.mean(x.astype(F32) ** 2)
+
+    return jax.tree.map(jnp.subtract, weights, jax.grad(loss)(weights))
+
+
 def two_recurrences(weights: Any, batch: Any) -> Any:
     """The stacks of both loops are filled before the first."""
 
@@ -62,6 +77,7 @@ def of(*shape: int, dtype: Any = F32) -> jax.ShapeDtypeStruct:
     [
         (grouped_attention, ([of(128, 4, 8, 64, dtype=BF16)] * 3,
                              {"x": of(8, 512, 128, dtype=BF16), "k": of(8, 512, 4, 64, dtype=BF16)})),
+        (separate_projections, ([{n: of(256, 8, 64, dtype=BF16) for n in "qkvo"}] * 4, of(512, 128, 256, dtype=BF16))),
         (two_recurrences, ((of(256, 256), of(256, 256)), of(64, 512, 256))),
         (pooled, (of(3, 3, 16, 32), of(32, 64, 64, 16))),
     ],
