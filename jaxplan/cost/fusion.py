@@ -28,6 +28,7 @@ from .invariants import loop_invariants
 from .kernel_starts import kernel_starts
 from .kinds import COMPUTED_AGAIN, kind_of, source_values
 from .masks import (
+    COMPARISONS,
     CURVES,
     DEAR,
     MANY_READERS,
@@ -237,11 +238,17 @@ class _Kernels:
                 leaves.update(found)
         if op.primitive == "gather" and op.operands[0] in leaves:  # no more of a table is read than is gathered
             leaves[op.operands[0]] = min(leaves[op.operands[0]], self.bytes[value])
-        near = sum(leaves.values()) <= COMPUTED_AGAIN * self.bytes[value] or self._added_later(op, value)
+        least = self.bytes[value]
+        if self.platform == "gpu" and op.primitive in COMPARISONS and all(map(self._of_product, leaves)):
+            least = max(leaves.values(), default=0.0)  # what is compared is kept, not what comes of it
+        near = sum(leaves.values()) <= COMPUTED_AGAIN * least or self._added_later(op, value)
         if any(v in self.bent for v in op.operands):
             self.bent.add(value)
             near &= sum(size >= self.bytes[value] / 2 for size in leaves.values()) < 2 and value not in self.reduced
         return leaves if near or self.mask[value] else None
+
+    def _of_product(self, value: int) -> bool:
+        return self.producers[value] >= 0 and self.rules[self.producers[value]].matmul
 
     def _dear(self, op: Op, value: int) -> bool:
         """Whether `op` takes long, and is half precision, of what is normalised, or read by many kernels."""

@@ -44,6 +44,7 @@ DEAR = frozenset({"tanh", "erf", "erfc"})
 CURVES = DEAR | {"logistic"}
 """Functions that take longer than reading what was made."""
 _DEAR_BYTES = 2
+COMPARISONS = frozenset({"eq", "ge", "gt", "le", "lt", "ne"})
 _SLICES = frozenset({"dynamic_slice", "slice", "split"})
 _WIDENED = frozenset({"concatenate", "pad", "roll", "shift"})
 
