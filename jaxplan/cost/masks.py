@@ -15,16 +15,17 @@ is fused).  It rounds before it pads, where the program rounds next.  So of a la
 until what it makes is read several times or sliced: f32 capped logits that are sliced are written in the place of bf16
 logits, which are kept where nothing but a conversion is between (sixteen functions; v5e, jax 0.10.2, 2026-11-23).
 
-XLA for GPU stores a tanh or an error function in bf16 that the backward pass reads again, though its argument is in
-memory too: of a gelu the argument, the tanh and the result (MLPs of six layers, GPTs of four unrolled ones, a BERT and
-a ConvNeXt, compiled for H100, jax 0.10.2). In f32, twice the bytes, it computes them again (an MLP-Mixer and a
-perceiver), but those of what is normalised just before (MLPs with layer normalisations in front of their gelus, a
-wav2vec 2) and those that three kernels or more read (capped logits and capped scores of attention, and what a
+XLA for GPU stores a tanh in bf16 that the backward pass reads again, though its argument is in memory too: of a gelu
+the argument, the tanh and the result (MLPs of six layers, GPTs of four unrolled ones, a BERT and a ConvNeXt, compiled
+for H100, jax 0.10.2). In f32, twice the bytes, it computes it again (an MLP-Mixer and a perceiver), as it does an error
+function in either type, but those of what is normalised just before (MLPs with layer normalisations in front of their
+gelus, a wav2vec 2) and those that three kernels or more read (capped logits and capped scores of attention, and what a
 normalisation follows: the largest of each row, the sum of exponentials and the gradient); a logistic function always.
+An erfc it stores in both (MLPs of four layers with exact gelus, erfs and erfcs; H100).
 One in bf16 that is converted to f32 next is stored in f32 (`narrowing`). What is made of one of these functions of
 what is normalised, and of another array as large, is in memory if a later kernel reads it, and so is what a sum reads:
 an activation's gradient, in f32, on its way to the sums of a normalisation's (MLPs with layer and batch normalisations
-before gelus and silus), or what an EfficientNet pools of silus. A relu's is computed again. An erfc in bf16 is
+before gelus and silus), or what an EfficientNet pools of silus. A relu's is computed again. An erfc in bf16 (not in f32) is
 expanded into polynomials before kernels are made, which read its argument dozens of times: where the derivative reads
 the argument, too, it is written beside the erfc (the exact gelus of a RoBERTa, H100).
 """
@@ -145,7 +146,9 @@ def is_dear(graph: Graph, op: Op, normalised: bool = False) -> bool:
     Args:
       normalised: it would have to be computed from sums, too.
     """
-    return op.primitive in DEAR and (normalised or graph.values[op.results[0]].item_bytes <= _DEAR_BYTES)
+    if op.primitive == "erfc" or (normalised and op.primitive in DEAR):
+        return True
+    return op.primitive == "tanh" and graph.values[op.results[0]].item_bytes <= _DEAR_BYTES
 
 
 MANY_READERS = 3
@@ -174,5 +177,5 @@ def read_at(graph: Graph, kinds: Sequence[str], levels: Sequence[int], value: in
 def read_by_expansions(graph: Graph) -> set[int]:
     """What XLA for GPU writes because a function that it expands into dozens of operations reads it, and others do."""
     uses = graph.uses()
-    expanded = {op.operands[0] for op in graph.ops if op.primitive == "erfc" and is_dear(graph, op)}
-    return {value for value in expanded if len(uses[value]) > 1}
+    expanded = {op.operands[0] for op in graph.ops if op.primitive == "erfc"}
+    return {v for v in expanded if len(uses[v]) > 1 and graph.values[v].item_bytes <= _DEAR_BYTES}
