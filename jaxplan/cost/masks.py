@@ -25,9 +25,9 @@ An erfc it stores in both (MLPs of four layers with exact gelus, erfs and erfcs;
 One in bf16 that is converted to f32 next is stored in f32 (`narrowing`). What is made of one of these functions of
 what is normalised, and of another array as large, is in memory if a later kernel reads it, and so is what a sum reads:
 an activation's gradient, in f32, on its way to the sums of a normalisation's (MLPs with layer and batch normalisations
-before gelus and silus), or what an EfficientNet pools of silus. A relu's is computed again. An erfc in bf16 (not in f32) is
-expanded into polynomials before kernels are made, which read its argument dozens of times: where the derivative reads
-the argument, too, it is written beside the erfc (the exact gelus of a RoBERTa, H100).
+before gelus and silus), or what an EfficientNet pools of silus. A relu's is computed again. An erfc in bf16
+(not in f32) is expanded into polynomials before kernels are made, which read its argument dozens of times: where the
+derivative reads the argument, too, it is written beside the erfc (the exact gelus of a RoBERTa, H100).
 """
 
 from __future__ import annotations
