@@ -4,8 +4,9 @@
 
 Williams et al., "Roofline" (CACM 2009).  The peak is that of the matrix unit for a matrix product, with
 dims below its tile padded up to it (a 16-wide sum costs a 128-wide one on a 128-wide unit), and of the
-vector unit for everything else.  All arguments may be NumPy arrays, one entry a strategy: a planner prices
-thousands at once.
+vector unit for everything else; where padding makes that faster, on GPU, for a product, too (convolutions of
+one channel a group, which cuDNN doesn't give to the tensor cores).  All arguments may be NumPy arrays, one
+entry a strategy: a planner prices thousands at once.
 """
 
 from __future__ import annotations
@@ -53,8 +54,11 @@ def _terms(
             work = work * padding_factor(dims, profile.matmul_tile, profile.matmul_rows)
     else:
         rate = profile.vector_flops_per_s
+    compute_s = work / rate
+    if matmul and profile.kind == "gpu":
+        compute_s = np.minimum(compute_s, np.asarray(flops, np.float64) / profile.vector_flops_per_s)
     traffic = np.asarray(bytes, np.float64)
-    return work / rate, traffic / (profile.hbm_bytes_per_s * profile.hbm_efficiency), profile.op_overhead_s
+    return compute_s, traffic / (profile.hbm_bytes_per_s * profile.hbm_efficiency), profile.op_overhead_s
 
 
 def roofline_seconds(
