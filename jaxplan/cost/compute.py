@@ -56,7 +56,8 @@ def _terms(
         rate = profile.vector_flops_per_s
     compute_s = work / rate
     if matmul and profile.kind == "gpu":
-        compute_s = np.minimum(compute_s, np.asarray(flops, np.float64) / profile.vector_flops_per_s)
+        vector_rate = profile.vector_flops_per_s * profile.matmul_efficiency
+        compute_s = np.minimum(compute_s, np.asarray(flops, np.float64) / vector_rate)
     traffic = np.asarray(bytes, np.float64)
     return compute_s, traffic / (profile.hbm_bytes_per_s * profile.hbm_efficiency), profile.op_overhead_s
 

@@ -99,6 +99,8 @@ class _Kernels:
         self.leaves: list[Mapping[int, float] | None] = [None] * len(graph.values)
         self.bent = set[int]()  # on GPU, what a kernel has computed of a curve of something normalised, see `masks`
         self.reduced = {v for op in graph.ops if self.kinds[op.index] == "reduction" for v in op.operands}
+        widened = (op for op in graph.ops if op.primitive == "convert_element_type" and op.results[0] in self.reduced)
+        self.reduced |= {op.operands[0] for op in widened}
         smaller, converted = self._find_leaves()
         if smaller or converted:
             self.again, kept = frozenset(converted), smaller.union(*converted.values())

@@ -111,3 +111,15 @@ def test_few_rows_run_through_a_tpus_weights_as_they_are() -> None:
 
     for rows, expected in ((8, 1792), (32, 1792), (64, 3328), (128, 6400)):
         assert cycles(rows) == pytest.approx(expected, rel=0.1)
+
+
+def test_a_depthwise_convolution_is_no_matrix_units_on_gpu() -> None:
+    """Compiled for H100 (ConvNeXt, 7 x 7 on bf16[16, 28, 28, 256]) it moves 13 MB, which takes as long as its sums."""
+    profile, flops = load_profile("h100"), 2.0 * 16 * 28 * 28 * 256 * 49
+    dims = (16 * 28 * 28, 1, 49)
+    seconds = float(roofline_seconds(flops, 0.0, "bfloat16", profile, matmul=True, dims=dims))
+    assert seconds == pytest.approx(flops / profile.vector_flops_per_s / profile.matmul_efficiency)
+    padded = flops * padding_factor(dims, profile.matmul_tile) / profile.peak_for("bfloat16")
+    assert seconds < float(padded) / 3
+    tpu = load_profile("tpu-v5e")
+    assert float(roofline_seconds(flops, 0.0, "bfloat16", tpu, matmul=True, dims=dims)) > flops / tpu.vector_flops_per_s

@@ -79,6 +79,22 @@ def test_what_is_pooled_of_an_activation_is_in_memory_for_who_reads_it_later() -
     assert stored[pooled.operands[0]]
 
 
+def test_what_is_pooled_in_f32_is_in_memory_in_its_own_type() -> None:
+    """MBConv blocks in bf16: `mean` adds in f32 (H100)."""
+
+    def loss(w: Any, x: Any) -> Any:
+        active = jax.nn.silu(normalised(x.astype(jnp.float32), 0).astype(jnp.bfloat16))
+        gates = jax.nn.sigmoid(active.mean(1) @ w)
+        return jnp.sum((active * gates[:, None]) @ w)
+
+    arguments = jax.ShapeDtypeStruct((256, 256), jnp.bfloat16), jax.ShapeDtypeStruct((64, 196, 256), jnp.bfloat16)
+    graph = trace(loss, arguments, {}).graph
+    stored = traffic(graph, graph_rules(graph), "gpu").stored
+    sums = [op for op in graph.ops if op.primitive == "reduce_sum"]
+    (widened,) = [v for op in sums if graph.values[op.results[0]].shape == (64, 256) for v in op.operands]
+    assert stored[graph.ops[graph.producers()[widened]].operands[0]] and not stored[widened]
+
+
 def in_memory(function: Callable[..., Any], *shapes: Any) -> dict[str, str]:
     """By operation, the type of the large values that a step on GPU keeps."""
     graph = trace(function, shapes, {}).graph
