@@ -1,5 +1,6 @@
 """Seconds and bytes: of an operation, of a collective, of what is alive."""
 
+from .added_scores import kept_products as kept_products
 from .apart import copies_apart as copies_apart
 from .apart import turned_copies as turned_copies
 from .collectives import collective_seconds as collective_seconds

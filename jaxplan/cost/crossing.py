@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..ir import Graph, Lives, Op, lives_of
+from .added_scores import AddedScores
 from .apart import TurnedResult
 from .bodies import Body
 from .conversions import Conversion
@@ -43,7 +44,8 @@ class Traffic:
       rows: TPU: see `sliced`, `written`, `tiled_in_rows`; copied_images: see `copied_reads`; tables: see `row_updates`;
         spread: see `spread_reads`; squares: TPU: see `shared_squares`; apart: GPU: see `made_apart` and `reordered`;
         reordered: GPU: the latter's value by (product, place), where a kernel more copies it; turned_results: GPU;
-        wide: TPU: see `wide_copies`; updates, row_sums, merged: GPU; windows, conversions: TPU.
+        wide: TPU: see `wide_copies`; scores: TPU: see `added_scores`; updates, row_sums, merged: GPU; windows,
+        conversions: TPU.
       kernels: TPU: for every operation the kernel of the vector unit that it is part of; else None throughout.
       starts: GPU: see `kernel_starts`; parted: GPU: see `parted_rows`.
       producers: for every value the operation that makes it, or -1.
@@ -67,6 +69,7 @@ class Traffic:
     spread: tuple[Spread, ...]
     squares: tuple[Squares, ...]
     wide: tuple[WideCopy, ...]
+    scores: tuple[AddedScores, ...]
     row_sums: tuple[RowSum, ...]
     apart: Mapping[int, tuple[tuple[int, int], ...]]
     updates: tuple[Update, ...]

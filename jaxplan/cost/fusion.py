@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from ..ir import LOOP_EDGES, SUMS, VIEWS, Graph, Op
 from ..sharding import Rule
+from .added_scores import added_scores
 from .apart import made_apart, orders_of, reordered, turned_results
 from .bodies import bodies
 from .conversions import conversions
@@ -52,10 +53,11 @@ from .residency import (
     stack_traffic,
     taken_in,
     unmoved,
+    unwidened,
     written_again,
 )
 from .row_sums import row_sums
-from .scores import exponentiated, is_batched
+from .scores import exponentiated, made_at_once, makes_scores
 from .selections import added_onto, gathered_from, wide_copies
 from .shared_gathers import added_in_memory
 from .siblings import beside_sums
@@ -94,16 +96,17 @@ class _Kernels:
         self.op_level, self.value_level = [0] * len(graph.ops), [0] * len(graph.values)
         self._find_levels()
         self.onto = dict(added_onto(graph, self.producers)) if platform == "gpu" else {}
+        self.scores = added_scores(graph, self.kinds, self.producers) if platform == "tpu" else ()
         forced = self._forced()
         self.stored, self.cheap, self.again = list(forced), set[int](), frozenset[int]()
         self.leaves: list[Mapping[int, float] | None] = [None] * len(graph.values)
         self.bent = set[int]()  # on GPU, what a kernel has computed of a curve of something normalised, see `masks`
-        self.reduced = {v for op in graph.ops if self.kinds[op.index] == "reduction" for v in op.operands}
-        widened = (op for op in graph.ops if op.primitive == "convert_element_type" and op.results[0] in self.reduced)
-        self.reduced |= {op.operands[0] for op in widened}
+        sums = [op for op in graph.ops if self.kinds[op.index] == "reduction"]
+        self.reduced = {read for op in sums for v in op.operands for read in (v, unwidened(graph, self.producers, v))}
         smaller, converted = self._find_leaves()
         if smaller or converted:
-            self.again, kept = frozenset(converted), smaller.union(*converted.values())
+            self.again = frozenset(v for scores in converted for v in made_at_once(graph, self.producers, scores))
+            kept = smaller.union(*converted.values())
             self.stored = [there or value in kept for value, there in enumerate(forced)]
             self._find_leaves()
         self.written = written_in_loops(graph, self.stored)
@@ -143,7 +146,8 @@ class _Kernels:
         ends = (*self.graph.inputs, *self.graph.outputs, *self.graph.constants)
         expanded = read_by_expansions(self.graph) if self.platform == "gpu" else ()
         added = added_in_memory(self.graph, self.kinds) if self.platform == "gpu" else ()
-        for value in (*ends, *moved, *self.onto.values(), *expanded, *added):
+        scores = [v for one in self.scores for v in (*one.products, one.total)]
+        for value in (*ends, *moved, *self.onto.values(), *expanded, *added, *scores):
             stored[value] = True
         for op in self.graph.ops:
             if self.rules[op.index].source:
@@ -209,7 +213,7 @@ class _Kernels:
         for origin, made in sorted(made_of.items(), reverse=True):  # the latest of equals
             dear = self.bytes[origin] < sum(self.bytes[v] for v in made) or any(self.mask[v] for v in made)
             arguments = [exponents[v] for v in made if v in exponents]
-            if dear and arguments and is_batched(self.graph.ops[self.producers[origin]]):
+            if dear and arguments and makes_scores(self.graph, self.producers, self.graph.ops[self.producers[origin]]):
                 converted[origin] = set().union(*arguments)
             elif dear and not self.mask[origin]:
                 for value in made:
@@ -240,9 +244,8 @@ class _Kernels:
                 leaves.update(found)
         if op.primitive == "gather" and op.operands[0] in leaves:  # no more of a table is read than is gathered
             leaves[op.operands[0]] = min(leaves[op.operands[0]], self.bytes[value])
-        least = self.bytes[value]
-        if self.platform == "gpu" and op.primitive in COMPARISONS and all(map(self._of_product, leaves)):
-            least = max(leaves.values(), default=0.0)  # what is compared is kept, not what comes of it
+        compared = self.platform == "gpu" and op.primitive in COMPARISONS and all(map(self._of_product, leaves))
+        least = max(leaves.values(), default=0.0) if compared else self.bytes[value]  # what is compared is kept
         near = sum(leaves.values()) <= COMPUTED_AGAIN * least or self._added_later(op, value)
         if any(v in self.bent for v in op.operands):
             self.bent.add(value)
@@ -330,6 +333,7 @@ class _Kernels:
             spread=spread_reads(self.graph, self.images) if self.images else (),
             squares=shared_squares(flow, self.stored) if tpu else (),
             wide=wide_copies(self.graph, self.producers) if tpu else (),
+            scores=self.scores,
             row_sums=row_sums(flow, self.stored) if gpu else (),
             apart=apart,
             updates=updates_of(flow) if gpu else (),

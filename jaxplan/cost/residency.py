@@ -351,6 +351,12 @@ def unmoved(graph: Graph, producers: Sequence[int], value: int) -> int:
     return value
 
 
+def unwidened(graph: Graph, producers: Sequence[int], value: int) -> int:
+    """What `value` is a conversion of, or itself."""
+    maker = graph.ops[producers[value]] if producers[value] >= 0 else None
+    return maker.operands[0] if maker is not None and maker.primitive == "convert_element_type" else value
+
+
 def taken_in(graph: Graph, producers: Sequence[int], kinds: Sequence[str], source: Sequence[bool], value: int) -> int:
     """What a GPU's product that reads `value` has in memory.
 

@@ -18,6 +18,18 @@ def is_batched(op: Op) -> bool:
     return op.primitive == "dot_general" and bool(op.params["dimension_numbers"][1][0])
 
 
+def makes_scores(graph: Graph, producers: Sequence[int], op: Op) -> bool:
+    """Whether `op` is a product with batch dimensions, or the sum of two that one kernel makes."""
+    made = [producers[v] for v in op.operands] if op.primitive == "add" else [op.index]
+    return all(maker >= 0 and is_batched(graph.ops[maker]) for maker in made)
+
+
+def made_at_once(graph: Graph, producers: Sequence[int], scores: int) -> tuple[int, ...]:
+    """Scores and, of a sum, the products' results that it is of."""
+    op = graph.ops[producers[scores]]
+    return (scores, *op.operands) if op.primitive == "add" else (scores,)
+
+
 def exponentiated(graph: Graph, kinds: Sequence[str]) -> dict[int, set[int]]:
     """For what exponentials' arguments are elementwise made of, in the same shape and type: those arguments.
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..ir import Graph, lives_of
 from ..sharding import UNREDUCED, MeshAxes
+from .added_scores import kept_products
 from .apart import apart_scratch, turned_copies
 from .bodies import Body
 from .converted_weights import Converted, converted_weights
@@ -103,6 +104,10 @@ def step_memory(
         beside += ring_operands(graph, axes, stored, crossing.producers, times, values, reads)
         room = model.profile.on_chip_bytes or 0
         beside += back_and_forth(graph, axes, room, times, (lives or crossing.lives).needed, values)
+        intervals = (lives or lives_of(graph, stored, times)).intervals
+        for value, start, stop in kept_products(crossing.scores, intervals):
+            if (row := values.get(value)) is not None:
+                beside.append((start, stop, int(device_bytes(graph.values[value], row[None], axes, "tpu")[0])))
         beside += [(one.start, one.stop, one.size) for one in lists]
         converted = [*converted_weights(graph, axes, stored, times, values, reads)]
         if seconds is not None and not few_images(graph, axes, crossing.images, reads):

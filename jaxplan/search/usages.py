@@ -18,6 +18,7 @@ from ..cost import (
     copies_apart,
     device_bytes,
     filled_since,
+    kept_products,
     kept_until,
     place_bytes,
     sorting_bytes,
@@ -118,6 +119,9 @@ class Usages:
     ) -> None:
         """What operations need beside their operands and results while they run, or keep of them."""
         self._add_merged(values, options)
+        for value, start, stop in kept_products(self.crossing.scores, self.crossing.lives.intervals):
+            if value in values:
+                self.add(values[value], value, start, stop)
         for index, read, value in copies_apart(self.graph, self.crossing, self.crossing.times, self._turned):
             if read in reads:
                 self.add(reads[read], value, index, index + 1)
