@@ -8,7 +8,7 @@ once, and read from there afterwards; what it takes second, the keys, it reads a
 gradient of the queries needs is made just before that, of the whole that was kept for it: bf16[12288, 3072] for a third
 of that.  So is what kernels read element by element on the way back (normalised queries and keys), and nothing where
 all is transposed by the program, biased, rotated or multiplied into f32, and so copied (projections of attention in ten
-variants, on eight devices; on one, where copies are made early, nothing is kept).
+variants, on eight devices; on one, where copies are made early, nothing is kept, nor on eight by jax 0.12).
 """
 
 from __future__ import annotations
