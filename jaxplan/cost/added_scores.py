@@ -26,14 +26,21 @@ class AddedScores(NamedTuple):
     total: int
 
 
-def added_scores(graph: Graph, kinds: Sequence[str], producers: Sequence[int]) -> tuple[AddedScores, ...]:
+def added_scores(graph: Graph, kinds: Sequence[str], producers: Sequence[int]) -> Iterator[AddedScores]:
     """All of a program.
 
     Args:
       kinds: of every operation, see `kind_of`; producers: see `Traffic`.
     """
     uses = graph.uses()
-    return tuple(_found(graph, kinds, producers, uses))
+    for op in graph.ops:
+        if op.primitive != "add" or len(set(op.operands)) < 2:
+            continue
+        made = [_product(graph, producers, value) for value in op.operands]
+        results, turned = [result for result, _ in made], [moved for _, moved in made]
+        if None not in results and any(turned) and _exponentiated(graph, kinds, uses, op.results[0]):
+            first, second = (result for result in results if result is not None)
+            yield AddedScores((first, second), op.results[0])
 
 
 def kept_products(scores: Sequence[AddedScores], intervals: Sequence[Interval]) -> Iterator[tuple[int, int, int]]:
@@ -43,19 +50,6 @@ def kept_products(scores: Sequence[AddedScores], intervals: Sequence[Interval]) 
             start, stop = intervals[value].stop, intervals[one.total].stop
             if start < stop:
                 yield value, start, stop
-
-
-def _found(
-    graph: Graph, kinds: Sequence[str], producers: Sequence[int], uses: Sequence[Sequence[tuple[int, int]]]
-) -> Iterator[AddedScores]:
-    for op in graph.ops:
-        if op.primitive != "add" or len(set(op.operands)) < 2:
-            continue
-        made = [_product(graph, producers, value) for value in op.operands]
-        results, turned = [result for result, _ in made], [moved for _, moved in made]
-        if None not in results and any(turned) and _exponentiated(graph, kinds, uses, op.results[0]):
-            first, second = (result for result in results if result is not None)
-            yield AddedScores((first, second), op.results[0])
 
 
 def _product(graph: Graph, producers: Sequence[int], value: int) -> tuple[int | None, bool]:

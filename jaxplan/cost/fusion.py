@@ -96,7 +96,7 @@ class _Kernels:
         self.op_level, self.value_level = [0] * len(graph.ops), [0] * len(graph.values)
         self._find_levels()
         self.onto = dict(added_onto(graph, self.producers)) if platform == "gpu" else {}
-        self.scores = added_scores(graph, self.kinds, self.producers) if platform == "tpu" else ()
+        self.scores = tuple(added_scores(graph, self.kinds, self.producers) if platform == "tpu" else ())
         forced = self._forced()
         self.stored, self.cheap, self.again = list(forced), set[int](), frozenset[int]()
         self.leaves: list[Mapping[int, float] | None] = [None] * len(graph.values)

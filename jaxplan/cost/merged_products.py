@@ -20,6 +20,7 @@ import numpy as np
 
 from ..ir import VIEWS, Graph, Lives, Op
 from ..sharding import UNREDUCED, MeshAxes, Rule
+from .residency import origin
 from .tiles import device_bytes
 
 MERGED_BYTES = 64 * 2**20
@@ -47,30 +48,23 @@ def mergings(
     Args:
       rules: of every operation; producers: see `Traffic`; loops: for every operation the loop that it stands in.
     """
-    alike: dict[tuple[object, ...], list[Op]] = {}
+    alike: dict[tuple[int, tuple[object, ...]], list[Op]] = {}
     for op in graph.ops:
         if op.primitive == "dot_general" and rules[op.index].matmul:
             types = tuple(graph.values[v].dtype for v in (*op.operands, *op.results))
             for place, value in enumerate(op.operands):
-                read = _cast_of(graph, producers, value), graph.values[value].shape
-                key = place, read, str(op.params["dimension_numbers"]), types, loops[op.index]
-                alike.setdefault(key, []).append(op)
+                read = origin(graph, producers, value), graph.values[value].shape
+                how = read, str(op.params["dimension_numbers"]), types, loops[op.index]
+                alike.setdefault((place, how), []).append(op)
     uses = graph.uses()
     found, taken = [], set[int]()
-    for (shared, *_), products in alike.items():
+    for (shared, _), products in alike.items():
         for group in _independent(graph, uses, [op for op in products if op.index not in taken]):
             copied = tuple(_is_copied(graph, uses, op.results[0]) for op in group)
             if len(group) > 1 and not all(copied):
-                assert isinstance(shared, int)
                 found.append(Merging(shared, tuple(op.index for op in group), copied))
                 taken.update(op.index for op in group)
     return tuple(found)
-
-
-def _cast_of(graph: Graph, producers: Sequence[int], value: int) -> int:
-    while (maker := producers[value]) >= 0 and graph.ops[maker].primitive in (*VIEWS, "convert_element_type"):
-        value = graph.ops[maker].operands[0]
-    return value
 
 
 def _independent(graph: Graph, uses: Sequence[Sequence[tuple[int, int]]], products: Sequence[Op]) -> Iterator[list[Op]]:

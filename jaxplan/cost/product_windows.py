@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..hardware import Profile
-from ..ir import VIEWS
-from .residency import Flow
+from .residency import Flow, origin
 from .turned import Update
 
 Array = npt.NDArray[np.float64]
@@ -62,7 +61,7 @@ def windowed(
     readers: dict[int, set[int]] = {}
     for op in products:
         for value in op.operands:
-            readers.setdefault(_origin(flow, value), set()).add(op.index)
+            readers.setdefault(origin(flow.graph, flow.producers, value), set()).add(op.index)
     updated: dict[int, float] = {}
     for update in updates:
         makers = {flow.producers[graph.ops[reader].operands[place]] for reader, place, _ in update.reads}
@@ -74,21 +73,11 @@ def windowed(
         sizes = [np.prod(graph.values[v].shape, dtype=np.float64) for v in (*op.operands, *op.results)]
         if min(sizes) > 0:
             left, right = (size / count for size, count in zip(reads[op.index], sizes, strict=False))
-            origins = (_origin(flow, v) for v in op.operands)
+            origins = (origin(flow.graph, flow.producers, v) for v in op.operands)
             first, second = (flow.producers[v] < 0 or len(readers[v]) > 1 for v in origins)
             written = graph.values[op.results[0]].item_bytes
             found[op.index] = Windowed((left, right), (first, second), written, updated.get(op.index, 0.0) / sizes[2])
     return found
-
-
-def _origin(flow: Flow, value: int) -> int:
-    """What `value` is but another type or order of."""
-    while (made := flow.producers[value]) >= 0:
-        op = flow.graph.ops[made]
-        if op.primitive != "convert_element_type" and op.primitive not in VIEWS:
-            break
-        value = op.operands[0]
-    return value
 
 
 def window_seconds(

@@ -357,6 +357,13 @@ def unwidened(graph: Graph, producers: Sequence[int], value: int) -> int:
     return maker.operands[0] if maker is not None and maker.primitive == "convert_element_type" else value
 
 
+def origin(graph: Graph, producers: Sequence[int], value: int) -> int:
+    """What `value` is but another type or order of."""
+    while (made := unwidened(graph, producers, unmoved(graph, producers, value))) != value:
+        value = made
+    return value
+
+
 def taken_in(graph: Graph, producers: Sequence[int], kinds: Sequence[str], source: Sequence[bool], value: int) -> int:
     """What a GPU's product that reads `value` has in memory.
 

@@ -38,17 +38,22 @@ def sums_whole(model: CostModel, tensor: Value, places: np.ndarray, axes: MeshAx
     and cut; see `whole_sums`."""
     if model.profile.kind != "tpu" or len(tensor.shape) < 2:
         return False
-    onto = {int(place) for (name, size), place in zip(axes, places, strict=True) if size > 1 and name in names}
     (whole,) = made_whole(tensor, places[None], axes)
-    return any(dim >= 0 and bool(whole[dim]) for dim in onto)
+    return any(dim >= 0 and bool(whole[dim]) for dim in _onto(places, axes, names))
 
 
 def excess_bytes(model: CostModel, tensor: Value, places: np.ndarray, axes: MeshAxes, names: Sequence[str]) -> int:
     """By how much a piece of a sum over some mesh axes, scattered to the layout `places`, a row over `axes`, is rounded
     up; see the module."""
-    found = _excess(model, tensor, places[None], axes, names)
-    onto = {int(place) for (name, size), place in zip(axes, places, strict=True) if size > 1 and name in names}
-    return int(found[0, max(onto)]) if len(onto) == 1 and max(onto) >= 0 else 0
+    onto = _onto(places, axes, names)
+    if len(onto) != 1 or max(onto) < 0:
+        return 0
+    return int(_Pieces(model, tensor, places[None], axes).excess(names)[0, max(onto)])
+
+
+def _onto(places: np.ndarray, axes: MeshAxes, names: Sequence[str]) -> set[int]:
+    """The dimensions that these mesh axes cut; NONE among them where one cuts none."""
+    return {int(place) for (name, size), place in zip(axes, places, strict=True) if size > 1 and name in names}
 
 
 def excess_wire_bytes(excess: npt.ArrayLike, devices: int) -> np.ndarray:
@@ -72,8 +77,7 @@ def scattering_seconds(
     more = np.zeros((len(tail), len(head)))
     if model.profile.kind != "tpu" or len(tensor.shape) < 2 or not (tail == UNREDUCED).any():
         return more
-    axes = model.axes
-    whole = made_whole(tensor, head, axes)
+    axes, whole = model.axes, made_whole(tensor, head, model.axes)
     sizes = np.array([size for _, size in axes])
     scattered = (tail[:, None, :] == UNREDUCED) & (head >= 0)[None, :, :] & (sizes > 1)
     onto = np.where(scattered, head, NONE).max(axis=2)
@@ -83,37 +87,56 @@ def scattering_seconds(
     codes = scattered @ (1 << np.arange(len(sizes)))
     along = np.maximum(onto, 0)
     cut = np.take_along_axis(whole, along.T, axis=1).T
+    parts = _Pieces(model, tensor, head, axes)
+    if not parts.matrix and not cut.any():
+        return more
     for code in np.flatnonzero(np.bincount(codes.reshape(-1), minlength=1)):
         over = tuple(i for i in range(len(sizes)) if code >> i & 1)
         if not over:
             continue
-        names = tuple(axes[i][0] for i in over)
-        extra = model.collective("all_reduce", local, over, start_share=start_share)
-        extra = extra - model.collective("reduce_scatter", local, over, start_share=start_share)
-        rounded = np.take_along_axis(_excess(model, tensor, head, axes, names), along.T, axis=1).T
-        longer = model.exposed * excess_seconds(model, rounded, names)
-        more += np.where(codes == code, np.where(cut, extra[:, None], longer), 0.0)
+        extra = np.zeros(more.shape)
+        if parts.matrix:
+            names = tuple(axes[i][0] for i in over)
+            rounded = np.take_along_axis(parts.excess(names), along.T, axis=1).T
+            extra = model.exposed * excess_seconds(model, rounded, names)
+        if cut.any():
+            whole_s = model.collective("all_reduce", local, over, start_share=start_share)
+            whole_s = whole_s - model.collective("reduce_scatter", local, over, start_share=start_share)
+            extra = np.where(cut, whole_s[:, None], extra)
+        more += np.where(codes == code, extra, 0.0)
     return more
 
 
-def _excess(model: CostModel, tensor: Value, places: np.ndarray, axes: MeshAxes, names: Sequence[str]) -> np.ndarray:
-    """`float64[n, rank]`: bytes by which pieces under each layout of a place array are rounded up, by dimension."""
-    found = np.zeros((len(places), len(tensor.shape)))
-    item_bytes = 4 if tensor.narrowed else tensor.item_bytes
-    whole = model.compiled_kind("reduce_scatter", names) == "all_reduce"
-    if model.profile.kind != "tpu" or len(tensor.shape) != 2 or item_bytes not in (2, 4) or whole:
+class _Pieces:
+    """Pieces of a matrix under each layout of a place array, as they are sent.
+
+    Attributes:
+      matrix: whether it is one, of a type that is known; nothing else is rounded.
+    """
+
+    def __init__(self, model: CostModel, tensor: Value, places: np.ndarray, axes: MeshAxes) -> None:
+        self.model, self.found = model, np.zeros((len(places), len(tensor.shape)))
+        self.item_bytes = 4 if tensor.narrowed else tensor.item_bytes
+        self.matrix = model.profile.kind == "tpu" and len(tensor.shape) == 2 and self.item_bytes in (2, 4)
+        if self.matrix:
+            self.every, sizes = np.arange(len(places)), local_sizes(tensor.shape, places, axes)
+            lane, self.row = in_tiles(np.round(padding(sizes, self.item_bytes), 6), tensor)
+            self.lanes, self.rows = sizes[self.every, lane], sizes[self.every, self.row]
+
+    def excess(self, names: Sequence[str]) -> np.ndarray:
+        """`float64[n, rank]`: bytes by which they are rounded up where a sum over these mesh axes is scattered, by
+        dimension."""
+        model, found = self.model, self.found.copy()
+        if not self.matrix or model.compiled_kind("reduce_scatter", names) == "all_reduce":
+            return found
+        tiles = np.ceil(self.lanes / LANES)
+        unit = SUBLANES * np.where(tiles % 2, 2, 1) * (2 if _square(model, names) else 1)
+        units = np.ceil(self.rows / unit)
+        at_once = np.maximum(_chunk(model.profile, model.size_of(names)) // (unit * tiles * LANES), 1)
+        chunks = np.ceil(units / at_once)
+        rounded = chunks * np.ceil(units / chunks) * unit
+        found[self.every, self.row] = (rounded - self.rows) * self.lanes * self.item_bytes
         return found
-    sizes, every = local_sizes(tensor.shape, places, axes), np.arange(len(places))
-    lane, row = in_tiles(np.round(padding(sizes, item_bytes), 6), tensor)
-    lanes, rows = np.ceil(sizes[every, lane] / LANES), sizes[every, row]
-    devices = model.size_of(names)
-    unit = SUBLANES * np.where(lanes % 2, 2, 1) * (2 if _square(model, names) else 1)
-    units = np.ceil(rows / unit)
-    at_once = np.maximum(_chunk(model.profile, devices) // (unit * lanes * LANES), 1)
-    chunks = np.ceil(units / at_once)
-    rounded = chunks * np.ceil(units / chunks) * unit
-    found[every, row] = (rounded - rows) * sizes[every, lane] * item_bytes
-    return found
 
 
 def _chunk(profile: Profile, devices: int) -> int:

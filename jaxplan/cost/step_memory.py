@@ -104,8 +104,9 @@ def step_memory(
         beside += ring_operands(graph, axes, stored, crossing.producers, times, values, reads)
         room = model.profile.on_chip_bytes or 0
         beside += back_and_forth(graph, axes, room, times, (lives or crossing.lives).needed, values)
-        intervals = (lives or lives_of(graph, stored, times)).intervals
-        for value, start, stop in kept_products(crossing.scores, intervals):
+        if crossing.scores:
+            lives = lives or lives_of(graph, stored, times)
+        for value, start, stop in kept_products(crossing.scores, lives.intervals if lives else ()):
             if (row := values.get(value)) is not None:
                 beside.append((start, stop, int(device_bytes(graph.values[value], row[None], axes, "tpu")[0])))
         beside += [(one.start, one.stop, one.size) for one in lists]
