@@ -26,6 +26,8 @@ from .scattered_sums import excess_seconds as excess_seconds
 from .scattered_sums import excess_wire_bytes as excess_wire_bytes
 from .scattered_sums import scattering_seconds as scattering_seconds
 from .scattered_sums import sums_whole as sums_whole
+from .shared_operands import shared_until as shared_until
+from .shared_operands import written_bytes as written_bytes
 from .sorting import sorting_bytes as sorting_bytes
 from .step_memory import step_memory as step_memory
 from .tiles import device_bytes as device_bytes

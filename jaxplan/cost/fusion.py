@@ -60,6 +60,7 @@ from .row_sums import row_sums
 from .scores import exponentiated, made_at_once, makes_scores
 from .selections import added_onto, gathered_from, wide_copies
 from .shared_gathers import added_in_memory
+from .shared_operands import shared_operands
 from .siblings import beside_sums
 from .sliced import lanes_left
 from .squares import shared_squares
@@ -312,13 +313,11 @@ class _Kernels:
         apart = {**turned, **apart}
         elsewhere, spanned = {*apart, *self.written.shared, *self.onto}, self.written.spanned
         stored = tuple(s and v not in elsewhere for v, s in enumerate(self.stored))
+        every = zip(self.producers, self.stored, self.source, self.leaves, strict=True)
         return Traffic(
             stored=stored,
             inside=tuple(
-                made >= 0 and not kept and not source and leaves is None
-                for made, kept, source, leaves in zip(
-                    self.producers, self.stored, self.source, self.leaves, strict=True
-                )
+                made >= 0 and not kept and not source and leaves is None for made, kept, source, leaves in every
             ),
             reads=tuple(reads),
             writes=tuple(writes),
@@ -334,6 +333,7 @@ class _Kernels:
             squares=shared_squares(flow, self.stored) if tpu else (),
             wide=wide_copies(self.graph, self.producers) if tpu else (),
             scores=self.scores,
+            shared=shared_operands(flow, self.stored, self.leaves, self.bytes) if tpu else (),
             row_sums=row_sums(flow, self.stored) if gpu else (),
             apart=apart,
             updates=updates_of(flow) if gpu else (),

@@ -28,6 +28,7 @@ from .pooling import places_of_poolings
 from .product_slices import slice_scratch
 from .rings import ring_operands
 from .row_sums import written_in_rows
+from .shared_operands import written_operands
 from .sorting import sorting_scratch
 from .split_k import split_scratch
 from .tables import ListCopy, list_copies
@@ -109,6 +110,8 @@ def step_memory(
         for value, start, stop in kept_products(crossing.scores, lives.intervals if lives else ()):
             if (row := values.get(value)) is not None:
                 beside.append((start, stop, int(device_bytes(graph.values[value], row[None], axes, "tpu")[0])))
+        needed = (lives or crossing.lives).needed
+        beside += written_operands(graph, axes, crossing.shared, model.profile, times, needed, values, reads)
         beside += [(one.start, one.stop, one.size) for one in lists]
         converted = [*converted_weights(graph, axes, stored, times, values, reads)]
         if seconds is not None and not few_images(graph, axes, crossing.images, reads):

@@ -21,8 +21,10 @@ from ..cost import (
     kept_products,
     kept_until,
     place_bytes,
+    shared_until,
     sorting_bytes,
     turned_copies,
+    written_bytes,
 )
 from ..ir import Graph, Interval, Value, written_over
 from ..sharding import UNREDUCED, Strategies
@@ -122,6 +124,7 @@ class Usages:
         for value, start, stop in kept_products(self.crossing.scores, self.crossing.lives.intervals):
             if value in values:
                 self.add(values[value], value, start, stop)
+        self._add_shared(values, options)
         for index, read, value in copies_apart(self.graph, self.crossing, self.crossing.times, self._turned):
             if read in reads:
                 self.add(reads[read], value, index, index + 1)
@@ -160,6 +163,17 @@ class Usages:
                 small = sum(sizes) + own <= MERGED_BYTES
                 pending = (port.places == UNREDUCED).any(axis=1)
                 self._append(port.node, start, stop, np.ceil(own * (small & ~pending)).astype(np.int64))
+
+    def _add_shared(self, values: Mapping[int, Port], options: Mapping[int, Strategies]) -> None:
+        """What several products read, see `cost.shared_operands`: where the first of them would have it in memory."""
+        for shared in self.crossing.shared:
+            first = self.graph.ops[shared.reads[0][0]]
+            port = values.get(first.results[0])
+            if port is not None and port.node in options:
+                sides = [*options[port.node].operands, port.places]
+                size = written_bytes(self.graph, self.model.axes, self.model.profile, shared.reads[0], sides)
+                start, stop = shared_until(shared, self.crossing.times, self.crossing.lives.needed)
+                self._append(port.node, start, stop, size if size.any() else None)
 
     def _append(self, node: int, start: int, stop: int, size: np.ndarray | None) -> None:
         if size is not None:

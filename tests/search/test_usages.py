@@ -73,19 +73,22 @@ def of(*shape: int, dtype: Any = F32) -> jax.ShapeDtypeStruct:
 
 
 @pytest.mark.parametrize(
-    ("step", "shapes"),
+    ("step", "shapes", "hardware"),
     [
         (grouped_attention, ([of(128, 4, 8, 64, dtype=BF16)] * 3,
-                             {"x": of(8, 512, 128, dtype=BF16), "k": of(8, 512, 4, 64, dtype=BF16)})),
-        (separate_projections, ([{n: of(256, 8, 64, dtype=BF16) for n in "qkvo"}] * 4, of(512, 128, 256, dtype=BF16))),
-        (two_recurrences, ((of(256, 256), of(256, 256)), of(64, 512, 256))),
-        (pooled, (of(3, 3, 16, 32), of(32, 64, 64, 16))),
+                             {"x": of(8, 512, 128, dtype=BF16), "k": of(8, 512, 4, 64, dtype=BF16)}), "h100"),
+        (separate_projections,
+         ([{n: of(256, 8, 64, dtype=BF16) for n in "qkvo"}] * 4, of(512, 128, 256, dtype=BF16)), "h100"),
+        (separate_projections,
+         ([{n: of(256, 8, 64, dtype=BF16) for n in "qkvo"}] * 4, of(32, 1024, 256, dtype=BF16)), "tpu-v5p"),
+        (two_recurrences, ((of(256, 256), of(256, 256)), of(64, 512, 256)), "h100"),
+        (pooled, (of(3, 3, 16, 32), of(32, 64, 64, 16)), "h100"),
     ],
 )  # fmt: skip
 def test_rows_count_what_the_simulation_counts(
-    step: Any, shapes: Any, planner_for: Callable[..., Pipeline]
+    step: Any, shapes: Any, hardware: str, planner_for: Callable[..., Pipeline]
 ) -> None:
-    planner = planner_for(trace(step, shapes, {}, donate_argnums=(0,)), (4, 2), "h100")
+    planner = planner_for(trace(step, shapes, {}, donate_argnums=(0,)), (4, 2), hardware)
     found = planner.search({})
     assert isinstance(found, Found)
     assert found.result.peak_bytes == pytest.approx(found.memory.peak_bytes, rel=0.03)

@@ -1,0 +1,125 @@
+"""What several products compute of larger arrays: some TPUs write it once, beside those, instead.
+
+A softmax in bf16 of f32 scores, which the product with the values reads and on the way back the product for their
+gradient, that of bf16 scores' gradient, or `silu(a) * b`: both products would read two bytes or more for each that was
+written.  XLA for TPU computes them inside both products for v5e (up to 32 times as many elements as each product's
+other operand and result have together were seen).  For v5p it writes them from 1.4 times on (1.33 not, 1.5 so), for v7x
+from 1.0 on or less (not with one batch dimension only, which is left out), and keeps them beside what they are made of.
+For v6e it does so from 8.5 times on (8 not, 9.6 so), unless the operand begins with two batch dimensions or more, as
+sequences and heads do that have their own keys (up to 16 times not); `vmap` over the heads that share a key, as
+`jax.nn.dot_product_attention` does it, puts these first.  (With one batch dimension, two heads a key and 4096 tokens it
+was not written either, which is left out.)  What is as large as it, the argument of a gelu or scores in bf16, both
+products compute it again of.  (85 stacks of attention, 256 to 8192 tokens, heads of 32 to 256 columns, one to sixteen
+of them a key, and of SwiGLUs; jax 0.10.2, libtpu 0.0.42.1, 2026-11-26.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ..hardware import Profile
+from ..ir import Graph
+from ..sharding import MeshAxes
+from .residency import Flow, unmoved
+from .tiles import device_bytes, local_sizes
+
+_WIDER = 2.0
+"""Bytes of what it is made of, in its own: then it is worth a buffer."""
+
+
+class SharedOperand(NamedTuple):
+    """What (operation, position of the operand) of products compute alike, in the same loop body."""
+
+    value: int
+    reads: tuple[tuple[int, int], ...]
+
+
+def shared_operands(
+    flow: Flow, stored: Sequence[bool], leaves: Sequence[Mapping[int, float] | None], bytes_of: Sequence[float]
+) -> tuple[SharedOperand, ...]:
+    """Those of a program.
+
+    Args:
+      stored: see `Traffic`; leaves: of every value what a kernel computes it from, with its bytes; bytes_of: of all.
+    """
+    graph, found = flow.graph, dict[tuple[int, int], list[tuple[int, int]]]()
+    for op in graph.ops:
+        if op.primitive == "dot_general" and flow.rules[op.index].matmul:
+            for place, value in enumerate(op.operands):
+                found.setdefault((unmoved(graph, flow.producers, value), flow.loop_of[op.index]), []).append(
+                    (op.index, place)
+                )
+    return tuple(
+        SharedOperand(value, tuple(reads))
+        for (value, _), reads in found.items()
+        if len({index for index, _ in reads}) > 1
+        and flow.producers[value] >= 0
+        and not (stored[value] or flow.source[value])
+        and any(flow.producers[leaf] >= 0 for leaf in leaves[value] or ())  # of weights see `converted_weights`
+        and not any(stored[graph.ops[index].operands[place]] for index, place in reads)
+        and sum((leaves[value] or {}).values()) >= _WIDER * bytes_of[value]
+    )
+
+
+def written_bytes(
+    graph: Graph, axes: MeshAxes, profile: Profile, read: tuple[int, int], places: Sequence[np.ndarray]
+) -> np.ndarray:
+    """`int64[n]`: bytes of what a product shares, where it would have that in memory; else 0.
+
+    Args:
+      read: operation and position of the operand; places: `int8[n, k]` of the two operands and the result.
+    """
+    ratio, of_batches = profile.shared_operand_ratio or math.inf, profile.batched_operand_ratio or math.inf
+    op, place = graph.ops[read[0]], read[1]
+    if math.isinf(min(ratio, of_batches)):
+        return np.zeros(len(places[place]), np.int64)
+    shapes = [graph.values[v].shape for v in (*op.operands, *op.results)]
+    sizes = [local_sizes(shape, rows, axes) for shape, rows in zip(shapes, places, strict=True)]
+    batches = op.params["dimension_numbers"][1][place]
+    own = sizes[place]
+    others = sum(size.prod(axis=1) for size in sizes) - own.prod(axis=1)
+    first = sorted(batches) == list(range(len(batches)))
+    batched = ((own[:, list(batches)] > 1).sum(axis=1) > 1) & first
+    written = own.prod(axis=1) >= np.where(batched, of_batches, ratio) * others
+    size = device_bytes(graph.values[op.operands[place]], places[place], axes, profile.kind)
+    return np.where(written, np.ceil(size), 0).astype(np.int64)
+
+
+def shared_until(shared: SharedOperand, times: Sequence[int], needed: Sequence[int]) -> tuple[int, int]:
+    """(start, stop) of what is written for several products.
+
+    Args:
+      times: see `Traffic`; needed: see `needed_until`.
+    """
+    return min(times[i] for i, _ in shared.reads), max(needed[i] for i, _ in shared.reads)
+
+
+def written_operands(
+    graph: Graph,
+    axes: MeshAxes,
+    shared: Sequence[SharedOperand],
+    profile: Profile,
+    times: Sequence[int],
+    needed: Sequence[int],
+    values: Mapping[int, np.ndarray],
+    reads: Mapping[tuple[int, int], np.ndarray],
+) -> Iterator[tuple[int, int, int]]:
+    """(start, stop, bytes) of what is written for several products.
+
+    Args:
+      times: see `Traffic`; needed: see `needed_until`; values, reads: see `simulate_memory`.
+    """
+    for one in shared:
+        products = [graph.ops[index] for index, _ in one.reads]
+        if all(op.results[0] in values and {(op.index, 0), (op.index, 1)} <= reads.keys() for op in products):
+            rows = [(reads[op.index, 0], reads[op.index, 1], values[op.results[0]]) for op in products]
+            sizes = [
+                int(written_bytes(graph, axes, profile, read, [row[None] for row in places])[0])
+                for read, places in zip(one.reads, rows, strict=True)
+            ]
+            if all(sizes):
+                yield *shared_until(one, times, needed), max(sizes)
