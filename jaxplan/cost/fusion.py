@@ -333,7 +333,7 @@ class _Kernels:
             squares=shared_squares(flow, self.stored) if tpu else (),
             wide=wide_copies(self.graph, self.producers) if tpu else (),
             scores=self.scores,
-            shared=shared_operands(flow, self.stored, self.leaves, self.bytes) if tpu else (),
+            shared=shared_operands(flow, self.stored, self.leaves, self.bytes, self.scores) if tpu else (),
             row_sums=row_sums(flow, self.stored) if gpu else (),
             apart=apart,
             updates=updates_of(flow) if gpu else (),

@@ -1,16 +1,16 @@
 """What several products compute of larger arrays: some TPUs write it once, beside those, instead.
 
-A softmax in bf16 of f32 scores, which the product with the values reads and on the way back the product for their
-gradient, that of bf16 scores' gradient, or `silu(a) * b`: both products would read two bytes or more for each that was
-written.  XLA for TPU computes them inside both products for v5e (up to 32 times as many elements as each product's
-other operand and result have together were seen).  For v5p it writes them from 1.4 times on (1.33 not, 1.5 so), for v7x
-from 1.0 on or less (not with one batch dimension only, which is left out), and keeps them beside what they are made of.
-For v6e it does so from 8.5 times on (8 not, 9.6 so), unless the operand begins with two batch dimensions or more, as
-sequences and heads do that have their own keys (up to 16 times not); `vmap` over the heads that share a key, as
-`jax.nn.dot_product_attention` does it, puts these first.  (With one batch dimension, two heads a key and 4096 tokens it
-was not written either, which is left out.)  What is as large as it, the argument of a gelu or scores in bf16, both
-products compute it again of.  (85 stacks of attention, 256 to 8192 tokens, heads of 32 to 256 columns, one to sixteen
-of them a key, and of SwiGLUs; jax 0.10.2, libtpu 0.0.42.1, 2026-11-26.)
+A softmax in bf16 of f32 scores, or of a sum of two products, which the product with the values reads and on the way
+back the product for their gradient, that of bf16 scores' gradient, or `silu(a) * b`: both products would read two bytes
+or more for each that was written.  XLA for TPU computes them inside both products for v5e (up to 32 times as many
+elements as each product's other operand and result have together were seen).  For v5p it writes them from 1.4 times on
+(1.33 not, 1.5 so), for v7x from 1.0 on or less (not with one batch dimension only, which is left out), and keeps them
+beside what they are made of.  For v6e it does so from 8.5 times on (8 not, 9.6 so), unless the operand begins with two
+batch dimensions or more, as sequences and heads do that have their own keys (up to 16 times not); `vmap` over the heads
+that share a key, as `jax.nn.dot_product_attention` does it, puts these first.  (With one batch dimension, two heads a
+key and 4096 tokens it was not written either, which is left out.)  What is as large as it, the argument of a gelu or
+scores in bf16, both products compute it again of.  (85 stacks of attention, 256 to 8192 tokens, heads of 32 to 256
+columns, one to sixteen of them a key, and of SwiGLUs; jax 0.10.2, libtpu 0.0.42.1, 2026-11-26.)
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import numpy as np
 from ..hardware import Profile
 from ..ir import Graph
 from ..sharding import MeshAxes
+from .added_scores import AddedScores
 from .residency import Flow, unmoved
 from .tiles import device_bytes, local_sizes
 
@@ -39,14 +40,25 @@ class SharedOperand(NamedTuple):
 
 
 def shared_operands(
-    flow: Flow, stored: Sequence[bool], leaves: Sequence[Mapping[int, float] | None], bytes_of: Sequence[float]
+    flow: Flow,
+    stored: Sequence[bool],
+    leaves: Sequence[Mapping[int, float] | None],
+    bytes_of: Sequence[float],
+    added: Sequence[AddedScores] = (),
 ) -> tuple[SharedOperand, ...]:
     """Those of a program.
 
     Args:
-      stored: see `Traffic`; leaves: of every value what a kernel computes it from, with its bytes; bytes_of: of all.
+      stored: see `Traffic`; leaves: of every value what a kernel computes it from, with its bytes; bytes_of: of all;
+        added: scores that kernels add again.
     """
     graph, found = flow.graph, dict[tuple[int, int], list[tuple[int, int]]]()
+    totals = {one.total for one in added}
+
+    def is_wide(value: int) -> bool:
+        read = sum(size * (1 + (leaf in totals)) for leaf, size in (leaves[value] or {}).items())
+        return read >= _WIDER * bytes_of[value]
+
     for op in graph.ops:
         if op.primitive == "dot_general" and flow.rules[op.index].matmul:
             for place, value in enumerate(op.operands):
@@ -61,7 +73,7 @@ def shared_operands(
         and not (stored[value] or flow.source[value])
         and any(flow.producers[leaf] >= 0 for leaf in leaves[value] or ())  # of weights see `converted_weights`
         and not any(stored[graph.ops[index].operands[place]] for index, place in reads)
-        and sum((leaves[value] or {}).values()) >= _WIDER * bytes_of[value]
+        and is_wide(value)
     )
 
 
