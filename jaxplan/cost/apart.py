@@ -4,7 +4,9 @@ XLA for GPU leaves what is elementwise made of a product's result in that produc
 operand so that the dimensions that it sums are the last ones.  Two products that sum different dimensions of one value
 want two orders.  Where the value is cheap to compute again, each is handed a copy of its own by a kernel just before
 it, and none is kept in between: Llama's grouped attention converts its softmax to bf16 once for the values, and, in the
-backward pass, once more for their gradient (H100, jax 0.10.2).  Under remat, where both products are near, one kernel
+backward pass, once more for their gradient (H100, jax 0.10.2).  Not so where the product left the keys last, as that
+of `jax.nn.dot_product_attention` does under its `vmap`: one kernel a row of scores makes the softmax and writes it, and
+both products read that.  Under remat, where both products are near, one kernel
 may write both copies (eight queries a group).  What is a batch of the products that read, but none of the one that the
 value is made of, has to come first in memory: it is transposed as that product writes it, and both read it so (experts
 that every token meets, `btd,edf->ebtf`, and what a gelu makes of them).  Where the transposition only exchanges the
@@ -22,7 +24,8 @@ import numpy as np
 
 from ..ir import Graph, Op
 from ..sharding import MeshAxes
-from .residency import Flow, permuted
+from .residency import Flow, permuted, unwidened
+from .scores import is_batched
 from .tiles import device_bytes
 
 if TYPE_CHECKING:
@@ -51,11 +54,27 @@ def made_apart(flow: Flow, cheap: Set[int]) -> Mapping[int, tuple[tuple[int, int
                 others.add(value)
     apart = [value for value, dims in summed.items() if len(dims) > 1 and value not in others]
     makers = {value: permuted(flow, value) for value in apart}
+    by_rows = softmaxes_by_rows(flow) if any(makers.values()) else set[int]()
     return {
         value: tuple(reads[value])
         for value, maker in makers.items()
-        if maker is not None and _is_handed_on(flow, maker, batch[value])
+        if maker is not None and maker.index not in by_rows and _is_handed_on(flow, maker, batch[value])
     }
+
+
+def softmaxes_by_rows(flow: Flow) -> set[int]:
+    """The products of scores whose softmax is along their own last dimension: one kernel makes it, row by row."""
+    found = set[int]()
+    for op in flow.graph.ops:
+        axes: Sequence[int] = op.params.get("axes", ()) if op.primitive == "reduce_sum" else ()
+        made = flow.producers[unwidened(flow.graph, flow.producers, op.operands[0])] if len(axes) == 1 else -1
+        if made >= 0 and flow.graph.ops[made].primitive == "exp":
+            for product, lies in _made_of(flow, op.operands[0])[1].items():
+                shape = flow.graph.values[flow.graph.ops[product].results[0]].shape
+                last = max((d for d, size in enumerate(shape) if size > 1), default=-1)
+                if lies[axes[0]] == last and is_batched(flow.graph.ops[product]):
+                    found.add(product)
+    return found
 
 
 def _is_handed_on(flow: Flow, product: Op, batches: int) -> bool:
@@ -88,6 +107,7 @@ def orders_of(flow: Flow) -> Orders:
     values = flow.graph.values
     transposed = {tuple(sorted(values[op.results[0]].shape)) for op in flow.graph.ops if op.primitive == "transpose"}
     found: dict[int, tuple[tuple[int, ...], Mapping[int, tuple[int, ...]]]] = {}
+    by_rows = softmaxes_by_rows(flow)
     for op in flow.graph.ops:
         if op.primitive == "dot_general" and flow.rules[op.index].matmul:
             for value in op.operands:
@@ -97,6 +117,8 @@ def orders_of(flow: Flow) -> Orders:
                     continue
                 in_order = tuple(range(len(shape))), dict[int, tuple[int, ...]]()
                 found[made_of] = _made_of(flow, made_of) if tuple(sorted(shape)) in transposed else in_order
+                for product in by_rows.intersection(found[made_of][1]):
+                    found[made_of] = found[made_of][1][product], found[made_of][1]
     return found
 
 
@@ -108,7 +130,8 @@ def reordered(flow: Flow, orders: Orders) -> Mapping[int, tuple[tuple[int, int],
     product that reads it; of several that want it transposed, each is given a copy.  So are the scores' gradients of
     grouped attention, of which one product sums the keys and the other the queries and the group, once for each, where
     the softmax is read from a loop's stack (f32[4, 8, 2, 512, 512] of a Llama compiled for H100, jax 0.10.2).  Unrolled
-    or under remat they lie as the scores' product wrote them, and both products read them so (groups of 2 and 4).
+    or under remat they lie as the scores' product wrote them, and both products read them so (groups of 2 and 4), and
+    everywhere where the softmax is made by rows, see `softmaxes_by_rows`.
 
     Args:
       orders: see `orders_of`.
@@ -130,7 +153,10 @@ def reordered(flow: Flow, orders: Orders) -> Mapping[int, tuple[tuple[int, int],
             if rows != [sorted(row) for row in rows]:
                 reads.setdefault(made_of, []).append((value, (op.index, place)))
     found: dict[int, tuple[tuple[int, int], ...]] = {}
-    for wanted in reads.values():
+    by_rows = softmaxes_by_rows(flow) if reads else set[int]()
+    for made_of, wanted in reads.items():
+        if len(orders[made_of][1]) == 1 and not by_rows.isdisjoint(orders[made_of][1]):
+            continue  # a softmax, see above
         for value, product in wanted if len(wanted) > 1 else ():
             found[value] = (*found.get(value, ()), product)
     return found

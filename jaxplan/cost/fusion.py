@@ -28,6 +28,7 @@ from .in_place import overwritable
 from .invariants import loop_invariants
 from .kernel_starts import kernel_starts
 from .kinds import COMPUTED_AGAIN, kind_of, source_values
+from .late_products import late_products
 from .masks import (
     COMPARISONS,
     CURVES,
@@ -47,7 +48,6 @@ from .parted import parted_rows
 from .product_windows import windowed
 from .residency import (
     Flow,
-    late_products,
     run_times,
     second_stacks,
     stack_traffic,

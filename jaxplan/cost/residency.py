@@ -76,39 +76,6 @@ def run_times(flow: Flow, stored: Sequence[bool]) -> tuple[int, ...]:
     return tuple(times)
 
 
-def late_products(flow: Flow, stored: Sequence[bool]) -> tuple[int, ...]:
-    """When each operation runs on GPU, as the index of an operation, see `fusion.Traffic`.
-
-    A product in a loop runs just before what it makes is wanted, a weight's gradient at the end of the iteration, and
-    keeps its operands till then: so XLA for GPU schedules the backward loops of GPT-2 medium and XL, of a GPT block and
-    of a mixture of experts (H100, jax 0.10.2).  Outside of loops products run as they stand in the program.
-    """
-    times = list(range(len(flow.graph.ops)))
-    readers: list[list[int]] = [[] for _ in flow.graph.values]
-    for op in flow.graph.ops:
-        for value in op.operands:
-            readers[value].append(op.index)
-    for op in reversed(flow.graph.ops):
-        loop = flow.loop_of[op.index]
-        waits = flow.rules[op.index].matmul or (
-            flow.kinds[op.index] == "fused" and not any(stored[v] for v in op.results)
-        )
-        if loop >= 0 and waits:
-            wanted = [_wanted(flow, loop, reader, times) for v in op.results for reader in readers[v]]
-            times[op.index] = max(op.index, min(wanted, default=op.index))
-    return tuple(times)
-
-
-def _wanted(flow: Flow, loop: int, reader: int, times: Sequence[int]) -> int:
-    """When `reader` wants what the body of `loop` makes: as a whole, where it stands in a loop inside or outside."""
-    if flow.loop_of[reader] == loop:
-        return times[reader]
-    for inner in flow.graph.loops:
-        if inner.start <= reader < inner.stop and inner.start > flow.graph.loops[loop].start:
-            return inner.start
-    return flow.graph.loops[loop].stop - 1
-
-
 def _ready(flow: Flow, value: int, op: Op, ready: Sequence[int]) -> int:
     """When `value` is there for `op`: at once if it comes from outside the loop body, or when its own loop ends."""
     producer = flow.producers[value]

@@ -1,0 +1,71 @@
+"""Products that XLA for GPU runs late: just before what they make is wanted.
+
+In a loop all of them, a weight's gradient at the end of the iteration, with their operands kept till then: so XLA for
+GPU schedules the backward loops of GPT-2 medium and XL, of a GPT block and of a mixture of experts (H100, jax 0.10.2).
+Outside of loops products run as they stand in the program, but for those that read a softmax narrower than the scores
+that it is of, bf16 of f32: the values' gradient keeps it while the scores' gradient is made (stacks of attention,
+`jax.nn.dot_product_attention` among them; of scores and softmax of one type, bf16 or f32, it does not).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..ir import Op
+from .residency import Flow, unmoved
+from .scores import is_batched
+
+
+def late_products(flow: Flow, stored: Sequence[bool]) -> tuple[int, ...]:
+    """When each operation runs on GPU, as the index of an operation, see the module and `fusion.Traffic`."""
+    times = list(range(len(flow.graph.ops)))
+    readers: list[list[int]] = [[] for _ in flow.graph.values]
+    for op in flow.graph.ops:
+        for value in op.operands:
+            readers[value].append(op.index)
+    results = [flow.graph.values[op.results[0]] for op in flow.graph.ops if is_batched(op)]
+    scores: dict[tuple[int, ...], float] = {}
+    for tensor in results:
+        shape = tuple(sorted(tensor.shape))
+        scores[shape] = max(scores.get(shape, 0.0), tensor.item_bytes)
+    for op in reversed(flow.graph.ops):
+        loop = flow.loop_of[op.index]
+        waits = flow.rules[op.index].matmul or (
+            flow.kinds[op.index] == "fused" and not any(stored[v] for v in op.results)
+        )
+        if loop >= 0 and waits:
+            wanted = [_wanted(flow, loop, reader, times) for v in op.results for reader in readers[v]]
+            times[op.index] = max(op.index, min(wanted, default=op.index))
+        elif loop < 0 and is_batched(op) and any(_is_narrower(flow, v, scores) for v in op.operands):
+            times[op.index] = max(op.index, _first_reader(flow, op, readers, stored, times))
+    return tuple(times)
+
+
+def _is_narrower(flow: Flow, value: int, scores: Mapping[tuple[int, ...], float]) -> bool:
+    """Whether a product reads what is rounded of what has the shape of wider scores."""
+    made, tensor = flow.producers[unmoved(flow.graph, flow.producers, value)], flow.graph.values[value]
+    rounded = made >= 0 and flow.graph.ops[made].primitive == "convert_element_type"
+    return rounded and scores.get(tuple(sorted(tensor.shape)), 0.0) > tensor.item_bytes
+
+
+def _first_reader(
+    flow: Flow, op: Op, readers: Sequence[Sequence[int]], stored: Sequence[bool], times: Sequence[int]
+) -> int:
+    """When what `op` makes, or what is computed of that where it is read, is read first, outside of loops."""
+    found = []
+    for made in (flow.graph.ops[reader] for value in op.results for reader in readers[value]):
+        if flow.loop_of[made.index] >= 0:
+            return op.index
+        inside = flow.kinds[made.index] == "fused" and not any(stored[v] for v in made.results)
+        found.append(_first_reader(flow, made, readers, stored, times) if inside else times[made.index])
+    return min(found, default=op.index)
+
+
+def _wanted(flow: Flow, loop: int, reader: int, times: Sequence[int]) -> int:
+    """When `reader` wants what the body of `loop` makes: as a whole, where it stands in a loop inside or outside."""
+    if flow.loop_of[reader] == loop:
+        return times[reader]
+    for inner in flow.graph.loops:
+        if inner.start <= reader < inner.stop and inner.start > flow.graph.loops[loop].start:
+            return inner.start
+    return flow.graph.loops[loop].stop - 1
