@@ -9,7 +9,8 @@ beside what they are made of.  For v6e it does so from 8.5 times on (8 not, 9.6 
 batch dimensions or more, as sequences and heads do that have their own keys (up to 16 times not); `vmap` over the heads
 that share a key, as `jax.nn.dot_product_attention` does it, puts these first.  (With one batch dimension, two heads a
 key and 4096 tokens it was not written either, which is left out.)  What is as large as it, the argument of a gelu or
-scores in bf16, both products compute it again of.  (85 stacks of attention, 256 to 8192 tokens, heads of 32 to 256
+scores in bf16, both products compute it again of.  Under remat in a loop, where both products are near, it was not
+there when memory was fullest (a Llama on v5p).  (85 stacks of attention, 256 to 8192 tokens, heads of 32 to 256
 columns, one to sixteen of them a key, and of SwiGLUs; jax 0.10.2, libtpu 0.0.42.1, 2026-11-26.)
 """
 
@@ -33,7 +34,7 @@ _WIDER = 2.0
 
 
 class SharedOperand(NamedTuple):
-    """What (operation, position of the operand) of products compute alike, in the same loop body."""
+    """What (operation, position of the operand) of products compute alike."""
 
     value: int
     reads: tuple[tuple[int, int], ...]
@@ -52,7 +53,7 @@ def shared_operands(
       stored: see `Traffic`; leaves: of every value what a kernel computes it from, with its bytes; bytes_of: of all;
         added: scores that kernels add again.
     """
-    graph, found = flow.graph, dict[tuple[int, int], list[tuple[int, int]]]()
+    graph, found = flow.graph, dict[int, list[tuple[int, int]]]()
     totals = {one.total for one in added}
 
     def is_wide(value: int) -> bool:
@@ -60,14 +61,12 @@ def shared_operands(
         return read >= _WIDER * bytes_of[value]
 
     for op in graph.ops:
-        if op.primitive == "dot_general" and flow.rules[op.index].matmul:
+        if op.primitive == "dot_general" and flow.rules[op.index].matmul and flow.loop_of[op.index] < 0:
             for place, value in enumerate(op.operands):
-                found.setdefault((unmoved(graph, flow.producers, value), flow.loop_of[op.index]), []).append(
-                    (op.index, place)
-                )
+                found.setdefault(unmoved(graph, flow.producers, value), []).append((op.index, place))
     return tuple(
         SharedOperand(value, tuple(reads))
-        for (value, _), reads in found.items()
+        for value, reads in found.items()
         if len({index for index, _ in reads}) > 1
         and flow.producers[value] >= 0
         and not (stored[value] or flow.source[value])

@@ -89,6 +89,19 @@ def test_of_bf16_scores_the_gradient_is_shared_and_not_the_softmax() -> None:
     assert all(index > forward for one in found for index, _ in one.reads)
 
 
+def test_nothing_is_shared_in_a_loop() -> None:
+    def step(weights: Any, x: jax.Array) -> jax.Array:
+        @jax.checkpoint
+        def layer(h: jax.Array, layer: Any) -> Any:
+            return attention(layer, h, wide=True), None
+
+        return jnp.mean(jnp.square(jax.lax.scan(layer, x, weights)[0].astype(F32)))
+
+    weights = {name: of(LAYERS, *w.shape) for name, w in attention_weights(8, 1).items()}
+    _, found = shared(jax.grad(step), (weights, of(BATCH, 512, DIM, dtype=BF16)))
+    assert not found
+
+
 def written(
     hardware: str, queries: int, heads: int, tokens: int, width: int, batch: int, *, first: bool = False
 ) -> bool:
