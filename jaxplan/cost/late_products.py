@@ -52,12 +52,16 @@ def _first_reader(
     flow: Flow, op: Op, readers: Sequence[Sequence[int]], stored: Sequence[bool], times: Sequence[int]
 ) -> int:
     """When what `op` makes, or what is computed of that where it is read, is read first, outside of loops."""
-    found = []
-    for made in (flow.graph.ops[reader] for value in op.results for reader in readers[value]):
-        if flow.loop_of[made.index] >= 0:
-            return op.index
-        inside = flow.kinds[made.index] == "fused" and not any(stored[v] for v in made.results)
-        found.append(_first_reader(flow, made, readers, stored, times) if inside else times[made.index])
+    found, left, seen = list[int](), [op.index], {op.index}
+    while left:
+        for reader in (reader for value in flow.graph.ops[left.pop()].results for reader in readers[value]):
+            if flow.loop_of[reader] >= 0:
+                return op.index
+            if flow.kinds[reader] != "fused" or any(stored[v] for v in flow.graph.ops[reader].results):
+                found.append(times[reader])
+            elif reader not in seen:
+                seen.add(reader)
+                left.append(reader)
     return min(found, default=op.index)
 
 
