@@ -32,11 +32,27 @@ if TYPE_CHECKING:
     from .crossing import Traffic
 
 
-def made_apart(flow: Flow, cheap: Set[int]) -> Mapping[int, tuple[tuple[int, int], ...]]:
+class Orders(NamedTuple):
+    """Where values lie.
+
+    Attributes:
+      of: for what products read where each of its dimensions lies, and of which products it is made, with where they
+        would as each wrote it; by_rows: see `softmaxes_by_rows`.
+    """
+
+    of: Mapping[int, tuple[tuple[int, ...], Mapping[int, tuple[int, ...]]]]
+    by_rows: Set[int]
+
+
+NO_ORDERS = Orders({}, frozenset())
+
+
+def made_apart(flow: Flow, cheap: Set[int], orders: Orders) -> Mapping[int, tuple[tuple[int, int], ...]]:
     """The (product, place) that read each value that is made for each of them.
 
     Args:
       cheap: values that are in memory because products read them, though they could be computed again.
+      orders: see `orders_of`.
     """
     reads: dict[int, list[tuple[int, int]]] = {}
     summed: dict[int, set[tuple[int, ...]]] = {}
@@ -54,11 +70,10 @@ def made_apart(flow: Flow, cheap: Set[int]) -> Mapping[int, tuple[tuple[int, int
                 others.add(value)
     apart = [value for value, dims in summed.items() if len(dims) > 1 and value not in others]
     makers = {value: permuted(flow, value) for value in apart}
-    by_rows = softmaxes_by_rows(flow) if any(makers.values()) else set[int]()
     return {
         value: tuple(reads[value])
         for value, maker in makers.items()
-        if maker is not None and maker.index not in by_rows and _is_handed_on(flow, maker, batch[value])
+        if maker is not None and maker.index not in orders.by_rows and _is_handed_on(flow, maker, batch[value])
     }
 
 
@@ -93,10 +108,6 @@ def _is_handed_on(flow: Flow, product: Op, batches: int) -> bool:
     )
 
 
-Orders = Mapping[int, tuple[tuple[int, ...], Mapping[int, tuple[int, ...]]]]
-"""See `orders_of`."""
-
-
 def orders_of(flow: Flow) -> Orders:
     """For what products read, but for its own transpositions: where each of its dimensions lies, and of which products
     it is made, with where they would as each wrote it, see `_made_of`.
@@ -119,7 +130,7 @@ def orders_of(flow: Flow) -> Orders:
                 found[made_of] = _made_of(flow, made_of) if tuple(sorted(shape)) in transposed else in_order
                 for product in by_rows.intersection(found[made_of][1]):
                     found[made_of] = found[made_of][1][product], found[made_of][1]
-    return found
+    return Orders(found, by_rows)
 
 
 def reordered(flow: Flow, orders: Orders) -> Mapping[int, tuple[tuple[int, int], ...]]:
@@ -148,14 +159,14 @@ def reordered(flow: Flow, orders: Orders) -> Mapping[int, tuple[tuple[int, int],
             maker = flow.producers[made_of]
             if maker < 0 or flow.kinds[maker] != "fused":
                 continue
-            lies, _ = orders[made_of]
+            lies, _ = orders.of[made_of]
             rows = [[lies[order[d]] for d in dims if d in order] for dims in (sums, batch, kept)]
             if rows != [sorted(row) for row in rows]:
                 reads.setdefault(made_of, []).append((value, (op.index, place)))
     found: dict[int, tuple[tuple[int, int], ...]] = {}
-    by_rows = softmaxes_by_rows(flow) if reads else set[int]()
     for made_of, wanted in reads.items():
-        if len(orders[made_of][1]) == 1 and not by_rows.isdisjoint(orders[made_of][1]):
+        products = orders.of[made_of][1]
+        if len(products) == 1 and not orders.by_rows.isdisjoint(products):
             continue  # a softmax, see above
         for value, product in wanted if len(wanted) > 1 else ():
             found[value] = (*found.get(value, ()), product)
@@ -236,7 +247,7 @@ def turned_results(flow: Flow, orders: Orders) -> Mapping[int, TurnedResult]:
     """
     found: dict[int, TurnedResult] = {}
     uses = flow.graph.uses()
-    for made_of, (lies, products) in orders.items():
+    for made_of, (lies, products) in orders.of.items():
         for product, own in products.items() if lies != tuple(range(len(lies))) else ():
             (result,) = flow.graph.ops[product].results
             readers = [flow.graph.ops[reader] for reader, _ in uses[result]]

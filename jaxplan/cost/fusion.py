@@ -17,7 +17,7 @@ from dataclasses import replace
 from ..ir import LOOP_EDGES, SUMS, VIEWS, Graph, Op
 from ..sharding import Rule
 from .added_scores import added_scores
-from .apart import made_apart, orders_of, reordered, turned_results
+from .apart import NO_ORDERS, made_apart, orders_of, reordered, turned_results
 from .bodies import bodies
 from .conversions import conversions
 from .crossing import Traffic
@@ -306,8 +306,8 @@ class _Kernels:
             made = [written_by(op, v, self.written) for v in op.results]
             writes.append(tuple([self.bytes[v] * self.share[v] * w for v, w in zip(made, kept, strict=True)]))
         vector = vector_kernels(flow, reads, writes, self._at_hand, self.op_level, tables) if tpu else ()
-        apart = made_apart(flow, self.cheap) if gpu else {}
-        orders = orders_of(flow) if gpu else {}
+        orders = orders_of(flow) if gpu else NO_ORDERS
+        apart = made_apart(flow, self.cheap, orders) if gpu else {}
         # the first copy of what is made apart is what its kernel writes
         turned = {v: products[v in apart :] for v, products in reordered(flow, orders).items()} if gpu else {}
         apart = {**turned, **apart}

@@ -19,13 +19,9 @@ from .scores import is_batched
 def late_products(flow: Flow, stored: Sequence[bool]) -> tuple[int, ...]:
     """When each operation runs on GPU, as the index of an operation, see the module and `fusion.Traffic`."""
     times = list(range(len(flow.graph.ops)))
-    readers: list[list[int]] = [[] for _ in flow.graph.values]
-    for op in flow.graph.ops:
-        for value in op.operands:
-            readers[value].append(op.index)
-    results = [flow.graph.values[op.results[0]] for op in flow.graph.ops if is_batched(op)]
+    readers = [[reader for reader, _ in uses] for uses in flow.graph.uses()]
     scores: dict[tuple[int, ...], float] = {}
-    for tensor in results:
+    for tensor in (flow.graph.values[op.results[0]] for op in flow.graph.ops if is_batched(op)):
         shape = tuple(sorted(tensor.shape))
         scores[shape] = max(scores.get(shape, 0.0), tensor.item_bytes)
     for op in reversed(flow.graph.ops):

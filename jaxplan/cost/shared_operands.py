@@ -45,7 +45,7 @@ def shared_operands(
     stored: Sequence[bool],
     leaves: Sequence[Mapping[int, float] | None],
     bytes_of: Sequence[float],
-    added: Sequence[AddedScores] = (),
+    added: Sequence[AddedScores],
 ) -> tuple[SharedOperand, ...]:
     """Those of a program.
 

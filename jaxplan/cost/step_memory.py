@@ -105,13 +105,11 @@ def step_memory(
         beside += ring_operands(graph, axes, stored, crossing.producers, times, values, reads)
         room = model.profile.on_chip_bytes or 0
         beside += back_and_forth(graph, axes, room, times, (lives or crossing.lives).needed, values)
-        if crossing.scores:
-            lives = lives or lives_of(graph, stored, times)
-        for value, start, stop in kept_products(crossing.scores, lives.intervals if lives else ()):
+        lives = lives or lives_of(graph, stored, times)
+        for value, start, stop in kept_products(crossing.scores, lives.intervals):
             if (row := values.get(value)) is not None:
                 beside.append((start, stop, int(device_bytes(graph.values[value], row[None], axes, "tpu")[0])))
-        needed = (lives or crossing.lives).needed
-        beside += written_operands(graph, axes, crossing.shared, model.profile, times, needed, values, reads)
+        beside += written_operands(graph, axes, crossing.shared, model.profile, times, lives.needed, values, reads)
         beside += [(one.start, one.stop, one.size) for one in lists]
         converted = [*converted_weights(graph, axes, stored, times, values, reads)]
         if seconds is not None and not few_images(graph, axes, crossing.images, reads):
