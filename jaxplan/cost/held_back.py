@@ -62,18 +62,32 @@ def held_back(
     Returns:
       Times at which products after the last loop that no other product needs run when what they make is wanted.
     """
-    last = _behind_loops(graph)
-    held, needed = _last_products(last, ())
+    last = behind_loops(graph)
+    held, needed = last_products(last, ())
     steps = [step for _, step in _summed(graph, axes, held, values, reads)]
     scattered = [_result_bytes(step, axes) for step in steps if step.kind == "reduce_scatter"]
     if not any(step.kind == "all_reduce" for step in steps) and not 0 < sum(scattered) <= _COMBINED_BYTES:
         return tuple(times)
+    return put_back(last, times, stored, needed, {op.index: None for op in last if not held.isdisjoint(op.results)})
+
+
+def put_back(
+    last: Sequence[Op], times: Sequence[int], stored: Sequence[bool], needed: Collection[int],
+    held: Mapping[int, int | None],
+) -> tuple[int, ...]:  # fmt: skip
+    """`times` with operations put off, and all with them that is no buffer and that they alone read.
+
+    Args:
+      needed: what the backward pass goes on with.
+      held: the operations, with until when; None: until what they make is wanted.
+    """
     later = list(times)
     wanted: dict[int, int] = {}
     for op in reversed(last):
-        if not held.isdisjoint(op.results) or not any(stored[v] or v in needed for v in op.results):
-            first = min((wanted[v] for v in op.results if v in wanted), default=0)
-            later[op.index] = max(later[op.index], first)
+        until = held.get(op.index)
+        if until is None and (op.index in held or not any(stored[v] or v in needed for v in op.results)):
+            until = min((wanted[v] for v in op.results if v in wanted), default=0)
+        later[op.index] = max(later[op.index], until or 0)
         for value in op.operands:
             wanted[value] = min(wanted.get(value, later[op.index]), later[op.index])
     return tuple(later)
@@ -87,8 +101,8 @@ def combined_sums(
     reads: Mapping[tuple[int, int], np.ndarray],
 ) -> Iterator[tuple[int, int, int]]:
     """(start, stop, bytes) of the last products' sums on GPU that are scattered together, at the end; see above."""
-    last = _behind_loops(graph)
-    held, _ = _last_products(last, ())
+    last = behind_loops(graph)
+    held, _ = last_products(last, ())
     producers = graph.producers()
     scattered: dict[tuple[str, ...], list[tuple[int, float]]] = {}
     for value, step in _summed(graph, axes, held, values, reads):
@@ -130,9 +144,9 @@ def _result_bytes(step: Step, axes: MeshAxes) -> float:
 
 def awaited_sums(graph: Graph, times: Sequence[int]) -> dict[int, int]:
     """Until when the sums over devices of a TPU's last products wait, by what they add up: to the last of these."""
-    last = _behind_loops(graph)
+    last = behind_loops(graph)
     products = [times[op.index] for op in last if op.primitive in PRODUCTS]
-    held, needed = _last_products(last, ())
+    held, needed = last_products(last, ())
     for op in last:
         if op.primitive in _SAME_SUM and not held.isdisjoint(op.operands):
             held.update(v for v in op.results if v not in needed)
@@ -146,8 +160,8 @@ def put_off(graph: Graph, times: Sequence[int], lists: Collection[int], until: i
     that no other product needs, which keep their operands till then (a recommender's layers, beside the gradients of
     its bags of rows: compiled for v5p and v7x, jax 0.10.2, libtpu 0.0.42.1; on v5e and v6e the core itself does it).
     """
-    last = _behind_loops(graph)
-    held, _ = _last_products(last, lists)
+    last = behind_loops(graph)
+    held, _ = last_products(last, lists)
     later, after = list(times), dict[int, int]()
     for op in last:
         ready = [after[v] for v in op.operands if v in after]
@@ -159,12 +173,12 @@ def put_off(graph: Graph, times: Sequence[int], lists: Collection[int], until: i
     return tuple(later)
 
 
-def _behind_loops(graph: Graph) -> Sequence[Op]:
+def behind_loops(graph: Graph) -> Sequence[Op]:
     """The operations after the last loop."""
     return graph.ops[max((loop.stop for loop in graph.loops), default=0) :]
 
 
-def _last_products(last: Sequence[Op], wanted: Iterable[int]) -> tuple[set[int], set[int]]:
+def last_products(last: Sequence[Op], wanted: Iterable[int]) -> tuple[set[int], set[int]]:
     """What products make that neither another product needs nor what is `wanted`, and what these need."""
     needed = set(wanted)
     for op in reversed(last):

@@ -9,6 +9,7 @@ gradient of the queries needs is made just before that, of the whole that was ke
 of that.  So is what kernels read element by element on the way back (normalised queries and keys), and nothing where
 all is transposed by the program, biased, rotated or multiplied into f32, and so copied (projections of attention in ten
 variants, on eight devices; on one, where copies are made early, nothing is kept, nor on eight by jax 0.12).
+A product that is made again behind a barrier, as of `jax.checkpoint`, waits for the gradient and reads another operand.
 """
 
 from __future__ import annotations
@@ -49,12 +50,13 @@ def mergings(
       rules: of every operation; producers: see `Traffic`; loops: for every operation the loop that it stands in.
     """
     alike: dict[tuple[int, tuple[object, ...]], list[Op]] = {}
+    behind = graph.behind()
     for op in graph.ops:
         if op.primitive == "dot_general" and rules[op.index].matmul:
             types = tuple(graph.values[v].dtype for v in (*op.operands, *op.results))
             for place, value in enumerate(op.operands):
                 read = origin(graph, producers, value), graph.values[value].shape
-                how = read, str(op.params["dimension_numbers"]), types, loops[op.index]
+                how = read, str(op.params["dimension_numbers"]), types, loops[op.index], behind[op.index]
                 alike.setdefault((place, how), []).append(op)
     uses = graph.uses()
     found, taken = [], set[int]()

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..ir import Graph, lives_of
+from ..ir import Graph, Op, lives_of
 from ..sharding import UNREDUCED, MeshAxes
 from .added_scores import kept_products
 from .apart import apart_scratch, turned_copies
@@ -18,7 +18,8 @@ from .crossing import Traffic
 from .decompositions import decomposition_scratch
 from .dilated import transposed_for_kernels
 from .few_images import few_images, moved_pixels
-from .held_back import combined_sums, held_back, put_off
+from .fillers import Fillers, fillers, is_recomputed
+from .held_back import behind_loops, combined_sums, held_back, last_products, put_back, put_off
 from .invariants import Invariant
 from .memory import MemoryProfile, simulate_memory
 from .merged_products import kept_slices
@@ -53,12 +54,23 @@ def step_memory(
 
     Args:
       axes: of the mesh that the layout rows are over; the model's may be coarser.
-      seconds: of every operation, all its runs; None leaves nothing on the chip.
+      seconds: of every operation, all its runs; None leaves nothing on the chip, and gradients of blocks that are
+        computed again where they stand.
       crossing: see `traffic`; kinds, values, reads, waited, outputs: see `simulate_memory`.
     """
     times, stored = crossing.times, crossing.stored
+    filled: Fillers | None = None
+    late_sums: list[Op] = []
     if model.profile.kind == "gpu":
-        times = held_back(graph, axes, stored, times, values, reads)
+        last = behind_loops(graph)
+        if seconds is not None and is_recomputed(graph, last):
+            filled = fillers(graph, axes, last, values, reads, seconds)
+            late_sums = [op for op in last if op.index in filled.times and _is_written(op, stored)]
+            beside_sums = {op.index for op in late_sums}
+            held = {op: at for op, at in filled.times.items() if op not in beside_sums}
+            times = put_back(last, times, stored, last_products(last, ())[1], held)
+        else:
+            times = held_back(graph, axes, stored, times, values, reads)
     lists: Sequence[ListCopy] = ()
     if model.profile.kind == "tpu":
         lists = [*list_copies(graph, axes, values, reads, times, model.profile.on_chip_bytes or 0)]
@@ -99,7 +111,9 @@ def step_memory(
             beside += [(one.start, one.stop, written), (one.until, one.until + 1, own)]
         in_rows, late = written_in_rows(graph, axes, crossing.row_sums, times, needed, reads, values)
         beside += in_rows
-        if times == crossing.times:
+        if filled is not None:
+            beside += _awaiting(graph, axes, filled, late_sums, times, values, reads)
+        elif times == crossing.times:
             beside += combined_sums(graph, axes, times, values, reads)
     if model.profile.kind == "tpu":
         beside += ring_operands(graph, axes, stored, crossing.producers, times, values, reads)
@@ -129,6 +143,27 @@ def step_memory(
         vector=vector, lives=lives, converted=converted,
         beside=beside, late=late, listed=given_up,
     )  # fmt: skip
+
+
+def _is_written(op: Op, stored: Sequence[bool]) -> bool:
+    """Whether a late sum's operand is no buffer: the kernel that has what it is made of writes it for the sum."""
+    return op.primitive == "reduce_sum" and not stored[op.operands[0]]
+
+
+def _awaiting(
+    graph: Graph, axes: MeshAxes, filled: Fillers, late_sums: Sequence[Op], times: Sequence[int],
+    values: Mapping[int, np.ndarray], reads: Mapping[tuple[int, int], np.ndarray],
+) -> Iterator[tuple[int, int, int]]:  # fmt: skip
+    """(start, stop, bytes) of gradients whose sum over devices starts later, and of what is written for late sums."""
+    for op in late_sums:
+        if (row := reads.get((op.index, 0))) is not None:
+            tensor = graph.values[op.operands[0]]
+            yield op.index, filled.times[op.index] + 1, int(device_bytes(tensor, row[None], axes, "gpu")[0])
+    for index, until in filled.until.items():
+        made = max(times[index], filled.times[index]) + 1
+        for value in graph.ops[index].results:
+            if made < until and (row := values.get(value)) is not None:
+                yield made, until, int(device_bytes(graph.values[value], row[None], axes, "gpu")[0])
 
 
 def _handed_over(

@@ -139,3 +139,26 @@ def test_compiled_for_gpu_the_step_takes_as_much(mix: Callable[..., jax.Array]) 
     assert compiled < 1.05 * planned, mix
     if jax.__version_info__ < (0, 11):  # XLA of jax 0.12 keeps nothing: what is planned is too much there
         assert planned < 1.05 * compiled, mix
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_what_is_made_again_behind_a_barrier_is_merged_with_nothing_before_it(again: bool) -> None:
+    """Every block's first product was kept from its forward pass on, 40 % of an unrolled GPT's memory on H100."""
+
+    def block(h: jax.Array, w: jax.Array) -> jax.Array:
+        return h + jax.nn.gelu(h @ w)
+
+    def step(weights: Any, x: jax.Array) -> Any:
+        def loss(weights: Any) -> jax.Array:
+            h = x
+            for w in weights:
+                h = jax.checkpoint(block)(h, w) if again else block(h, w)
+            return jnp.mean(jnp.square(h))
+
+        return jax.grad(loss)(weights)
+
+    graph = trace(step, ([of(DIM, DIM)] * 3, of(256, DIM)), {}).graph
+    assert (len(graph.barriers) > 0) == again
+    behind = graph.behind()
+    for group in traffic(graph, graph_rules(graph), "gpu").merged:
+        assert len({behind[op] for op in group.products}) == 1
