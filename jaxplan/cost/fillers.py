@@ -16,6 +16,7 @@ is in the way: see `held_back`.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,9 +45,11 @@ _IN_PLACE = VIEWS | {"convert_element_type"}
 
 
 class Fillers(NamedTuple):
-    """Attributes:
-    times: when each product or sum whose result only the end wants runs, as the index of an operation.
-    until: before which operation the collective starts that takes it, if one does.
+    """Operations whose results only the end wants: weights' gradients, and sums for those of biases and scales.
+
+    Attributes:
+      times: when each runs, as the index of an operation.
+      until: before which operation the collective starts that takes what it makes, if one does.
     """
 
     times: dict[int, int]
@@ -264,6 +267,7 @@ class _Backwards:
         self.pool = [-filler for filler in self.fillers.difference(self.taken_by)]
         heapq.heapify(self.pool)
         self.line: list[tuple[int, int, _Collective]] = []
+        self.number = itertools.count()
         self.flying: _Collective | None = None
         self.now_s = self.until_s = 0.0
         self.times: dict[int, int] = {}
@@ -337,4 +341,4 @@ class _Backwards:
                 self._queue(one)
 
     def _queue(self, one: _Collective) -> None:
-        heapq.heappush(self.line, (-one.place, len(self.times) + len(self.line), one))
+        heapq.heappush(self.line, (-one.place, next(self.number), one))
