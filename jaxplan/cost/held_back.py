@@ -9,11 +9,11 @@ a GPT of four layers, not scanned, all run after the last product of the backwar
 whole or after a reduce_scatter; where they are only scattered, layers' gradients run with the backward pass.  A loop
 stays where it stands, and an LSTM's products before the backward loops stay before them.
 
-XLA for TPU makes those products where they stand, and sums what they make after the last of them: networks of residual
-blocks, attention and MLPs that are no loop, compiled for v5e and v5p (jax 0.10.2, libtpu 0.0.42.1).  The gradients that
-wait lie where the forward pass's activations have been, so that what is large finds no room there: of a perceiver with
-2.8 GB alive the heap is 3.4.  Gradients of 32 MiB and more are taken to be summed at once: those of MLPs, of 67 MB,
-are, those of an ensemble, of 268, are not.
+XLA for TPU makes those products where they stand, and sums several in one, up to some 120 MiB of them: three of
+bf16[4096, 4096], four of [3584, 3584], two of [5376, 5376], but not three of [4608, 4608] nor two of 67 MB (MLPs under
+data parallelism, compiled for v5e, v5p and v6e, jax 0.10.2, libtpu 0.0.42.1).  They wait for the last of them, those of
+a network of fewer parameters for the end of the backward pass, where the forward pass's activations have been, so that
+what is large finds no room there: of a perceiver with 2.8 GB alive the heap is 3.4.
 
 Sums that are only scattered are held back too where XLA makes one collective of all of them, for that one wants the
 last of them: a diffusion U-Net, a ConvNeXt and a MobileNet of a few million parameters.  Where it makes several, the
@@ -24,7 +24,7 @@ of late layers: those of a diffusion transformer's six blocks, 226 MB, and of tw
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -37,8 +37,8 @@ PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 _SAME_SUM = frozenset({"convert_element_type", "reduce_sum", "reshape", "rev", "transpose"})
 """What a gradient goes through before it is summed."""
 
-AWAITED_BYTES = 2**25
-"""Smaller sums wait on TPU, see the module."""
+COMBINED_ON_TPU = 120 * 2**20
+"""Up to which size XLA for TPU sums gradients in one: between 115.6 and 127.4 MB, see the module."""
 
 _COMBINED_BYTES = 30 * 2**20
 """Collectives of one kind are combined into one while their results are no larger than this in all (XLA's default for
@@ -142,15 +142,29 @@ def _result_bytes(step: Step, axes: MeshAxes) -> float:
     return step.bytes / math.prod(sizes[name] for name in step.axes)
 
 
-def awaited_sums(graph: Graph, times: Sequence[int]) -> dict[int, int]:
-    """Until when the sums over devices of a TPU's last products wait, by what they add up: to the last of these."""
+def awaited_sums(graph: Graph, times: Sequence[int], size_of: Callable[[int], int]) -> dict[int, int]:
+    """Until when the sums over devices of a TPU's last products wait, by what they add up: till all are there that are
+    summed in one.
+
+    Args:
+      size_of: bytes of a value on one device, 0 for what is not summed.
+    """
     last = behind_loops(graph)
-    products = [times[op.index] for op in last if op.primitive in PRODUCTS]
     held, needed = last_products(last, ())
+    until: dict[int, int] = {}
+    together, so_far = list[int](), 0
     for op in last:
-        if op.primitive in _SAME_SUM and not held.isdisjoint(op.operands):
-            held.update(v for v in op.results if v not in needed)
-    return dict.fromkeys(held, max(products, default=0) + 1)
+        for value in op.results:
+            if op.primitive in PRODUCTS and value in held and (size := size_of(value)):
+                if so_far + size > COMBINED_ON_TPU:
+                    together, so_far = [], 0
+                together.append(value)
+                so_far += size
+                until.update(dict.fromkeys(together, times[op.index] + 1))
+    for op in last:
+        if op.primitive in _SAME_SUM and op.operands[0] in until:
+            until.update((v, until[op.operands[0]]) for v in op.results if v not in needed)
+    return until
 
 
 def put_off(graph: Graph, times: Sequence[int], lists: Collection[int], until: int) -> tuple[int, ...]:

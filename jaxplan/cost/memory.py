@@ -22,7 +22,7 @@ from ..sharding import NONE, UNREDUCED, MeshAxes, reshard_steps
 from .converted_weights import Converted
 from .few_images import Spread, spread_copies, widened
 from .fills import Fill, filled_since
-from .held_back import AWAITED_BYTES, PRODUCTS, awaited_sums
+from .held_back import PRODUCTS, awaited_sums
 from .images import lanes_read
 from .ledger import Ledger, MemoryProfile
 from .residency import SecondStack
@@ -151,11 +151,10 @@ def simulate_memory(
         ledger.add("tables", 0, whole, int(_TABLES * sum(stored)) * _TABLE_BYTES, given=True)
     for op, size in (op_scratch or {}).items():
         ledger.add("scratch", when[op], when[op] + 1, size)
-    awaited = {
-        value: until
-        for value, until in (awaited_sums(graph, when) if platform == "tpu" else {}).items()
-        if value in values and local(value, values[value]) < AWAITED_BYTES
-    }
+    def summed(value: int) -> int:
+        return local(value, values[value]) if value in values and id(values[value]) in pending_rows else 0
+
+    awaited = awaited_sums(graph, when, summed) if platform == "tpu" else {}
     copies, own_reads = _copies(graph, axes, needed, values, reads, local, when, whole_sums, awaited)
     for key, (start, stop, size) in copies.items():
         ledger.add("copies", start, stop, size, value=key[0])
