@@ -18,7 +18,7 @@ from jaxplan.sharding import UNREDUCED
 
 AXES = (("data", 8),)
 BLOCKS, ROWS, DIM = 4, 16384, 4096
-PRODUCT_S = 1e-4
+PRODUCT_S = 3e-4
 
 
 def of(*shape: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
