@@ -27,7 +27,7 @@ import numpy as np
 from ..ir import VIEWS, Graph, Op
 from ..sharding import UNREDUCED, MeshAxes, Step, reshard_steps
 from .collectives import most_combined_bytes
-from .held_back import PRODUCTS, last_products
+from .held_back import PRODUCTS, last_products, result_bytes
 
 _START_S = 9e-5
 _WIRE_BYTE_S = 4.5e-12
@@ -75,8 +75,8 @@ class _Collective:
 
 def is_recomputed(graph: Graph, last: Sequence[Op]) -> bool:
     """Whether any of these operations stands behind a barrier."""
-    behind = graph.behind() if graph.barriers else ()
-    return bool(behind) and any(behind[op.index] for op in last)
+    behind = graph.behind()
+    return any(behind[op.index] for op in last)
 
 
 def fillers(
@@ -187,12 +187,9 @@ class _Sent:
         return sum(_START_S + self._wire_seconds(step) for step in steps)
 
     def _wire_seconds(self, step: Step) -> float:
-        devices = self._devices(step)
-        return step.bytes * _WIRE_BYTE_S * (devices - 1) / devices
-
-    def _devices(self, step: Step) -> int:
         sizes = dict(self.axes)
-        return math.prod(sizes[name] for name in step.axes)
+        devices = math.prod(sizes[name] for name in step.axes)
+        return step.bytes * _WIRE_BYTE_S * (devices - 1) / devices
 
     def _gathered(self, found: Iterable[tuple[tuple[Step, ...], _Collective]]) -> Iterable[_Collective]:
         """With those gathers in one that XLA combines: over the same axes, ready at the same time."""
@@ -219,9 +216,9 @@ class _Sent:
         for members in alike.values():
             one, so_far = None, 0.0
             for maker, steps in sorted(members, key=lambda member: member[0]):
-                scattered = steps[0].kind == "reduce_scatter"
-                size = steps[0].bytes / (self._devices(steps[0]) if scattered else 1)
-                if one is None or so_far + size > most_combined_bytes(steps[0].kind, "gpu"):
+                first = steps[0]
+                size = result_bytes(first, self.axes) if first.kind == "reduce_scatter" else first.bytes
+                if one is None or so_far + size > most_combined_bytes(first.kind, "gpu"):
                     if one is not None:
                         yield one
                     one, so_far = _Collective(_START_S * len(steps), -1, -1), 0.0

@@ -30,6 +30,7 @@ import numpy as np
 
 from ..ir import Graph, Op
 from ..sharding import UNREDUCED, MeshAxes, Step, reshard_steps
+from .collectives import most_combined_bytes
 from .tiles import device_bytes
 
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
@@ -37,12 +38,8 @@ PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 _SAME_SUM = frozenset({"convert_element_type", "reduce_sum", "reshape", "rev", "transpose"})
 """What a gradient goes through before it is summed."""
 
-COMBINED_ON_TPU = 120 * 2**20
+_COMBINED_ON_TPU = 120 * 2**20
 """Up to which size XLA for TPU sums gradients in one: between 115.6 and 127.4 MB, see the module."""
-
-_COMBINED_BYTES = 30 * 2**20
-"""Collectives of one kind are combined into one while their results are no larger than this in all (XLA's default for
-`xla_gpu_reduce_scatter_combine_threshold_bytes`)."""
 
 
 def held_back(
@@ -65,8 +62,9 @@ def held_back(
     last = behind_loops(graph)
     held, needed = last_products(last, ())
     steps = [step for _, step in _summed(graph, axes, held, values, reads)]
-    scattered = [_result_bytes(step, axes) for step in steps if step.kind == "reduce_scatter"]
-    if not any(step.kind == "all_reduce" for step in steps) and not 0 < sum(scattered) <= _COMBINED_BYTES:
+    scattered = [result_bytes(step, axes) for step in steps if step.kind == "reduce_scatter"]
+    most = most_combined_bytes("reduce_scatter", "gpu")
+    if not any(step.kind == "all_reduce" for step in steps) and not 0 < sum(scattered) <= most:
         return tuple(times)
     return put_back(last, times, stored, needed, {op.index: None for op in last if not held.isdisjoint(op.results)})
 
@@ -107,10 +105,10 @@ def combined_sums(
     scattered: dict[tuple[str, ...], list[tuple[int, float]]] = {}
     for value, step in _summed(graph, axes, held, values, reads):
         if step.kind == "reduce_scatter":
-            scattered.setdefault(step.axes, []).append((value, _result_bytes(step, axes)))
+            scattered.setdefault(step.axes, []).append((value, result_bytes(step, axes)))
     until = max((times[op.index] for op in last if op.primitive in PRODUCTS), default=0) + 1
     for sums in scattered.values():
-        combined = [value for value, size in sums if size <= _COMBINED_BYTES / 2]
+        combined = [value for value, size in sums if size <= most_combined_bytes("reduce_scatter", "gpu") / 2]
         for value in combined if len(combined) > 1 else ():
             made = times[producers[value]] + 1
             if made < until:
@@ -136,7 +134,7 @@ def _summed(
                     yield value, step
 
 
-def _result_bytes(step: Step, axes: MeshAxes) -> float:
+def result_bytes(step: Step, axes: MeshAxes) -> float:
     """Of a reduce_scatter on one device."""
     sizes = dict(axes)
     return step.bytes / math.prod(sizes[name] for name in step.axes)
@@ -151,16 +149,17 @@ def awaited_sums(graph: Graph, times: Sequence[int], size_of: Callable[[int], in
     """
     last = behind_loops(graph)
     held, needed = last_products(last, ())
-    until: dict[int, int] = {}
-    together, so_far = list[int](), 0
+    groups, so_far = list[list[int]](), math.inf
     for op in last:
         for value in op.results:
             if op.primitive in PRODUCTS and value in held and (size := size_of(value)):
-                if so_far + size > COMBINED_ON_TPU:
-                    together, so_far = [], 0
-                together.append(value)
+                if so_far + size > _COMBINED_ON_TPU:
+                    groups.append([])
+                    so_far = 0
+                groups[-1].append(value)
                 so_far += size
-                until.update(dict.fromkeys(together, times[op.index] + 1))
+    made = graph.producers()
+    until = {value: times[made[together[-1]]] + 1 for together in groups for value in together}
     for op in last:
         if op.primitive in _SAME_SUM and op.operands[0] in until:
             until.update((v, until[op.operands[0]]) for v in op.results if v not in needed)

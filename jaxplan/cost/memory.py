@@ -151,6 +151,7 @@ def simulate_memory(
         ledger.add("tables", 0, whole, int(_TABLES * sum(stored)) * _TABLE_BYTES, given=True)
     for op, size in (op_scratch or {}).items():
         ledger.add("scratch", when[op], when[op] + 1, size)
+
     def summed(value: int) -> int:
         return local(value, values[value]) if value in values and id(values[value]) in pending_rows else 0
 

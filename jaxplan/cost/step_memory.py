@@ -60,14 +60,11 @@ def step_memory(
     """
     times, stored = crossing.times, crossing.stored
     filled: Fillers | None = None
-    late_sums: list[Op] = []
     if model.profile.kind == "gpu":
         last = behind_loops(graph)
         if seconds is not None and is_recomputed(graph, last):
             filled = fillers(graph, axes, last, values, reads, seconds)
-            late_sums = [op for op in last if op.index in filled.times and _is_written(op, stored)]
-            beside_sums = {op.index for op in late_sums}
-            held = {op: at for op, at in filled.times.items() if op not in beside_sums}
+            held = {index: at for index, at in filled.times.items() if not _is_written(graph.ops[index], stored)}
             times = put_back(last, times, stored, last_products(last, ())[1], held)
         else:
             times = held_back(graph, axes, stored, times, values, reads)
@@ -112,7 +109,7 @@ def step_memory(
         in_rows, late = written_in_rows(graph, axes, crossing.row_sums, times, needed, reads, values)
         beside += in_rows
         if filled is not None:
-            beside += _awaiting(graph, axes, filled, late_sums, times, values, reads)
+            beside += _awaiting(graph, axes, filled, stored, times, values, reads)
         elif times == crossing.times:
             beside += combined_sums(graph, axes, times, values, reads)
     if model.profile.kind == "tpu":
@@ -151,14 +148,14 @@ def _is_written(op: Op, stored: Sequence[bool]) -> bool:
 
 
 def _awaiting(
-    graph: Graph, axes: MeshAxes, filled: Fillers, late_sums: Sequence[Op], times: Sequence[int],
+    graph: Graph, axes: MeshAxes, filled: Fillers, stored: Sequence[bool], times: Sequence[int],
     values: Mapping[int, np.ndarray], reads: Mapping[tuple[int, int], np.ndarray],
 ) -> Iterator[tuple[int, int, int]]:  # fmt: skip
     """(start, stop, bytes) of gradients whose sum over devices starts later, and of what is written for late sums."""
-    for op in late_sums:
-        if (row := reads.get((op.index, 0))) is not None:
-            tensor = graph.values[op.operands[0]]
-            yield op.index, filled.times[op.index] + 1, int(device_bytes(tensor, row[None], axes, "gpu")[0])
+    for index, at in sorted(filled.times.items()):
+        op = graph.ops[index]
+        if _is_written(op, stored) and (row := reads.get((index, 0))) is not None:
+            yield index, at + 1, int(device_bytes(graph.values[op.operands[0]], row[None], axes, "gpu")[0])
     for index, until in filled.until.items():
         made = max(times[index], filled.times[index]) + 1
         for value in graph.ops[index].results:
