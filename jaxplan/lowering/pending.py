@@ -4,6 +4,12 @@ XLA's programs know no pending sums: a product whose contraction is cut is reduc
 (XLA for TPU moves that out of the simplest loops, not where the sum is cut or added to another first; jax 0.10.2).
 So a sum that stays pending over an axis through a loop's carry is held in an array with one more dimension, a part for
 each device of the axis and cut over it; what is done to it is done to the parts; and after the loop they are summed.
+
+So are numbers that are added up, as the norm of all gradients is.  XLA adds two pending sums before it sums them over
+devices where both are summed in one order of the devices (`AllReduceReassociate`; for CPU never), and that is the order
+in which dimensions are cut: a norm is summed once up to the first weight that is cut in another, and from there on every
+weight by itself.  For GPU each is then taken out of the combined all_reduce by a kernel of 3 us: 186 and 14 numbers of a
+language model of 93 weights, 0.59 of 6.16 ms on eight H100 (jax 0.10.2).
 """
 
 from __future__ import annotations
@@ -19,9 +25,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ..ir import Graph
+from ..ir import SUMS, Graph
 from ..sharding import UNREDUCED, Layout, local_function, sums_locally
 from .kernels import ring_of
+
+_MAKE_NUMBERS = frozenset({"reduce_sum", "dot_general"})
 
 HELD = "held"
 """`Constraint.why` of layouts of sums that stay pending, and of the operands of products that make them."""
@@ -30,10 +38,11 @@ HELD = "held"
 def held_values(
     graph: Graph, values: Mapping[int, np.ndarray], reads: Mapping[tuple[int, int], np.ndarray]
 ) -> frozenset[int]:
-    """The carries that are pending through their loop, and all pending values on the way into them."""
+    """The carries that are pending through their loop, and numbers that are added up; all pending values on the way into
+    them."""
     producers = graph.producers()
     held: set[int] = set()
-    todo = []
+    todo = added_numbers(graph, values, reads)
     for op in graph.ops:
         if op.primitive == "carry_next":
             after, carry = op.operands
@@ -48,6 +57,27 @@ def held_values(
         op = graph.ops[producers[value]]
         todo += [v for i, v in enumerate(op.operands) if (reads[op.index, i] == UNREDUCED).any()]
     return frozenset(held)
+
+
+def added_numbers(
+    graph: Graph, values: Mapping[int, np.ndarray], reads: Mapping[tuple[int, int], np.ndarray]
+) -> list[int]:
+    """Pending numbers that are sums of such, back to reductions and products of what is cut.
+
+    Anything else on the way, and the number is summed where it is made.
+    """
+    found: set[int] = set()
+    sums = []
+    for op in graph.ops:
+        value = op.results[0] if len(op.results) == 1 else -1
+        if value not in values or graph.values[value].shape or not (values[value] == UNREDUCED).any():
+            continue
+        parts = [v for i, v in enumerate(op.operands) if (reads[op.index, i] == UNREDUCED).any()]
+        pending = [v for v in parts if v in values and (values[v] == UNREDUCED).any()]  # not the 0 that `sum` begins with
+        if found.issuperset(pending) if parts else op.primitive in _MAKE_NUMBERS:
+            found.add(value)
+            sums += [value] if op.primitive in SUMS else []
+    return sums
 
 
 @jax.tree_util.register_pytree_node_class

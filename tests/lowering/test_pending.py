@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
+import jaxplan
 from jaxplan.lowering.pending import finished, held_as
 from jaxplan.sharding import Layout
 
@@ -18,3 +23,42 @@ def test_a_sum_in_parts_is_finished_whatever_it_holds(shape: tuple[int, int], me
     layout = Layout(dims=((), ()), unreduced=("data", "model"))
     made = jax.jit(lambda x: finished(held_as(x, layout, mesh_4x2), mesh_4x2))(value)
     np.testing.assert_array_equal(made, value)
+
+
+PLACES = {
+    "weights/a": P(("data", "model"), None),
+    "weights/b": P(("model", "data"), None),
+    "weights/c": P("model", "data"),
+    "weights/d": P("data", "model"),
+}
+
+
+def weights() -> dict[str, jax.Array]:
+    keys = jax.random.split(jax.random.key(0), len(PLACES))
+    return {place[-1]: jax.random.normal(key, (16, 32)) for place, key in zip(PLACES, keys, strict=True)}
+
+
+def number_of_sums(step: Callable[..., Any], mesh: Mesh) -> int:
+    """All_reduces of numbers in the step as it is compiled for CPU, which combines several in one; checks the result."""
+    given = weights()
+    planned = jaxplan.auto_shard(step, mesh, constraints=PLACES)
+    np.testing.assert_allclose(planned(given), step(given), rtol=1e-6)
+    text = planned.lower(given).compile().as_text()
+    return sum(line.split(" all-reduce(")[0].count("f32[]") for line in text.splitlines() if " all-reduce(" in line)
+
+
+def test_a_norm_is_summed_once_however_weights_are_cut(mesh_4x2: Mesh) -> None:
+    def step(weights: dict[str, jax.Array]) -> jax.Array:
+        return jnp.sqrt(sum(jnp.sum(x**2) for x in weights.values()))
+
+    assert number_of_sums(step, mesh_4x2) == 1
+
+
+def test_numbers_that_are_added_are_summed_over_devices_once(mesh_4x2: Mesh) -> None:
+    """Scaled sums among them, and a number that counts once."""
+
+    def step(weights: dict[str, jax.Array]) -> jax.Array:
+        a, b, c, d = weights.values()
+        return jnp.exp(1e-3 * (0.5 * (jnp.sum(a * b) + jnp.sum(c)) + jnp.sum(d**2)) + 3)
+
+    assert number_of_sums(step, mesh_4x2) == 1
