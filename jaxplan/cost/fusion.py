@@ -208,7 +208,7 @@ class _Kernels:
                     self.leaves[value] = {value: self.bytes[value]}
                     if op.primitive not in CURVES:
                         self.bent.discard(value)
-        exponents = exponentiated(self.graph, self.kinds) if self.platform == "tpu" else {}
+        exponents = exponentiated(self.graph, self.kinds, self.producers) if self.platform == "tpu" else {}
         converted: dict[int, set[int]] = {}
         best: dict[int, int] = {}
         for origin, made in sorted(made_of.items(), reverse=True):  # the latest of equals

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ..ir import LOOP_EDGES, Graph, Op
@@ -28,9 +29,16 @@ def kind_of(graph: Graph, op: Op, rule: Rule, platform: str) -> str:
     """ "fused", "reduction" (the root of a kernel), "heavy" (a kernel of its own) or "edge" (of a loop: no work)."""
     if op.primitive in LOOP_EDGES:
         return "edge"
-    if fused(op, rule) or fused_on(platform, graph, op):
+    if fused(op, rule) or fused_on(platform, graph, op) or _reduces_nothing(graph, op):
         return "fused"
     return "reduction" if op.primitive in REDUCTIONS or _multiplies(op, rule) else "heavy"
+
+
+def _reduces_nothing(graph: Graph, op: Op) -> bool:
+    """Whether `op` reduces dimensions of extent 1 alone, as `einsum` does that of one group, which XLA reshapes."""
+    if op.primitive not in REDUCTIONS or op.primitive in ("argmax", "argmin"):
+        return False
+    return math.prod(graph.values[op.operands[0]].shape) == math.prod(graph.values[op.results[0]].shape)
 
 
 def fused(op: Op, rule: Rule) -> bool:

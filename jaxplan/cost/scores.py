@@ -2,7 +2,8 @@
 
 Scores that a product of narrow numbers makes (bf16) and a softmax converts (to f32) are not stored: the product is
 computed into the maximum, and once more into the argument less that, which is kept for the sum, the quotient and the
-backward pass.  Attention with heads of 64 to 512 columns, masked or not, not scanned, compiled for v5e by jax 0.10.2,
+backward pass, if they are scaled or masked in between.  Read as they are converted, the scores are kept themselves,
+half as large.  Attention with heads of 64 to 512 columns, not scanned, compiled for v5e, v5p and v6e by jax 0.10.2,
 libtpu 0.0.42.1.  The logits of classifiers, products without batch dimensions, are computed once more on the way back.
 """
 
@@ -24,14 +25,21 @@ def makes_scores(graph: Graph, producers: Sequence[int], op: Op) -> bool:
     return all(maker >= 0 and is_batched(graph.ops[maker]) for maker in made)
 
 
+def is_converted(graph: Graph, producers: Sequence[int], value: int) -> bool:
+    """Whether a value is another one in other numbers."""
+    return producers[value] >= 0 and graph.ops[producers[value]].primitive == "convert_element_type"
+
+
 def made_at_once(graph: Graph, producers: Sequence[int], scores: int) -> tuple[int, ...]:
     """Scores and, of a sum, the products' results that it is of."""
     op = graph.ops[producers[scores]]
     return (scores, *op.operands) if op.primitive == "add" else (scores,)
 
 
-def exponentiated(graph: Graph, kinds: Sequence[str]) -> dict[int, set[int]]:
+def exponentiated(graph: Graph, kinds: Sequence[str], producers: Sequence[int]) -> dict[int, set[int]]:
     """For what exponentials' arguments are elementwise made of, in the same shape and type: those arguments.
+
+    What is another value converted is left out.
 
     Args:
       kinds: of every operation, see `kind_of`.
@@ -45,4 +53,4 @@ def exponentiated(graph: Graph, kinds: Sequence[str]) -> dict[int, set[int]]:
             for value in op.operands:
                 if (values[value].shape, values[value].dtype) == (made.shape, made.dtype):
                     found.setdefault(value, set()).update(after)
-    return found
+    return {value: arguments for value, arguments in found.items() if not is_converted(graph, producers, value)}

@@ -9,7 +9,10 @@ beside what they are made of.  For v6e it does so from 8.5 times on (8 not, 9.6 
 batch dimensions or more, as sequences and heads do that have their own keys (up to 16 times not); `vmap` over the heads
 that share a key, as `jax.nn.dot_product_attention` does it, puts these first.  (With one batch dimension, two heads a
 key and 4096 tokens it was not written either, which is left out.)  What is as large as it, the argument of a gelu or
-scores in bf16, both products compute it again of.  Under remat in a loop, where both products are near, it was not
+scores in bf16, both products compute it again of.  The gradient of scores that are bf16 and converted to f32 for their
+softmax is computed in f32 of two bf16 arrays, and written on v5p from 1.1 times on (1.0 not) and on v6e from 2.5 on (2
+not; 40 stacks, 128 to 4096 tokens, heads of 64 to 256 columns, libtpu 0.0.42.1, 2026-11-26), on v5e not (up to 32).
+Under remat in a loop, where both products are near, it was not
 there when memory was fullest (a Llama on v5p).  (85 stacks of attention, 256 to 8192 tokens, heads of 32 to 256
 columns, one to sixteen of them a key, and of SwiGLUs; jax 0.10.2, libtpu 0.0.42.1, 2026-11-26.)
 """
@@ -27,6 +30,7 @@ from ..ir import Graph
 from ..sharding import MeshAxes
 from .added_scores import AddedScores
 from .residency import Flow, unmoved
+from .scores import is_converted
 from .tiles import device_bytes, local_sizes
 
 _WIDER = 2.0
@@ -34,10 +38,14 @@ _WIDER = 2.0
 
 
 class SharedOperand(NamedTuple):
-    """What (operation, position of the operand) of products compute alike."""
+    """What (operation, position of the operand) of products compute alike.
+
+    `rounded`: it is rounded of what is computed in wider numbers, of arrays that are none.
+    """
 
     value: int
     reads: tuple[tuple[int, int], ...]
+    rounded: bool
 
 
 def shared_operands(
@@ -60,12 +68,27 @@ def shared_operands(
         read = sum(size * (1 + (leaf in totals)) for leaf, size in (leaves[value] or {}).items())
         return read >= _WIDER * bytes_of[value]
 
+    def is_rounded(value: int) -> bool:
+        large = [leaf for leaf in leaves[value] or () if bytes_of[leaf] >= bytes_of[value]]
+        wider = any(graph.values[leaf].item_bytes > graph.values[value].item_bytes for leaf in large)
+        seen, todo = set[int](), [value]
+        while todo and not wider:  # it may have been scaled or masked since
+            value = todo.pop()
+            if value in seen or stored[value] or flow.producers[value] < 0:
+                continue
+            if is_converted(graph, flow.producers, value):
+                return True
+            seen.add(value)
+            tensor, maker = graph.values[value], graph.ops[flow.producers[value]]
+            todo += [v for v in maker.operands if graph.values[v].shape == tensor.shape and v not in large]
+        return False
+
     for op in graph.ops:
         if op.primitive == "dot_general" and flow.rules[op.index].matmul and flow.loop_of[op.index] < 0:
             for place, value in enumerate(op.operands):
                 found.setdefault(unmoved(graph, flow.producers, value), []).append((op.index, place))
     return tuple(
-        SharedOperand(value, tuple(reads))
+        SharedOperand(value, tuple(reads), is_rounded(value))
         for value, reads in found.items()
         if len({index for index, _ in reads}) > 1
         and flow.producers[value] >= 0
@@ -77,14 +100,17 @@ def shared_operands(
 
 
 def written_bytes(
-    graph: Graph, axes: MeshAxes, profile: Profile, read: tuple[int, int], places: Sequence[np.ndarray]
-) -> np.ndarray:
+    graph: Graph, axes: MeshAxes, profile: Profile, read: tuple[int, int], places: Sequence[np.ndarray], *,
+    rounded: bool,
+) -> np.ndarray:  # fmt: skip
     """`int64[n]`: bytes of what a product shares, where it would have that in memory; else 0.
 
     Args:
-      read: operation and position of the operand; places: `int8[n, k]` of the two operands and the result.
+      read: operation and position of the operand; places: `int8[n, k]` of the two operands and the result;
+        rounded: see `SharedOperand`.
     """
-    ratio, of_batches = profile.shared_operand_ratio or math.inf, profile.batched_operand_ratio or math.inf
+    ratio = profile.shared_operand_ratio or math.inf
+    of_batches = (profile.rounded_operand_ratio if rounded else profile.batched_operand_ratio) or math.inf
     op, place = graph.ops[read[0]], read[1]
     if math.isinf(min(ratio, of_batches)):
         return np.zeros(len(places[place]), np.int64)
@@ -129,7 +155,7 @@ def written_operands(
         if all(op.results[0] in values and {(op.index, 0), (op.index, 1)} <= reads.keys() for op in products):
             rows = [(reads[op.index, 0], reads[op.index, 1], values[op.results[0]]) for op in products]
             sizes = [
-                int(written_bytes(graph, axes, profile, read, [row[None] for row in places])[0])
+                int(written_bytes(graph, axes, profile, read, [row[None] for row in places], rounded=one.rounded)[0])
                 for read, places in zip(one.reads, rows, strict=True)
             ]
             if all(sizes):

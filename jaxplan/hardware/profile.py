@@ -115,9 +115,10 @@ class Profile:
       scoped_bytes: of vector memory for the windows of one operation; TPU only.
       sparse_core_copies: 1 where SparseCores bring lists of rows into another layout while the rest computes, else 0;
         TPU only.
-      shared_operand_ratio, batched_operand_ratio: from how many times the elements of a product's other operand and
-        result on XLA writes what several products would compute of larger arrays, see `cost.shared_operands`; the
-        second of products of several batch dimensions; TPU only.
+      shared_operand_ratio, batched_operand_ratio, rounded_operand_ratio: from how many times the elements of a
+        product's other operand and result on XLA writes what several products would compute of larger arrays, see
+        `cost.shared_operands`; the others of products of several batch dimensions, the third where what is computed in
+        wider numbers is rounded; TPU only.
       core_count, compute_capability: streaming multiprocessors, and NVIDIA's number of the generation; GPU only.
       links: innermost first.
       sources: where each number comes from, by its path: "hbm_bytes", "links.ici.bytes_per_s".
@@ -148,6 +149,7 @@ class Profile:
     sparse_core_copies: int | None = None
     shared_operand_ratio: float | None = None
     batched_operand_ratio: float | None = None
+    rounded_operand_ratio: float | None = None
     core_count: int | None = None
     compute_capability: float | None = None
 

@@ -7,9 +7,9 @@ each device of the axis and cut over it; what is done to it is done to the parts
 
 So are numbers that are added up, as the norm of all gradients is.  XLA adds two pending sums before it sums them over
 devices where both are summed in one order of the devices (`AllReduceReassociate`; for CPU never), and that is the order
-in which dimensions are cut: a norm is summed once up to the first weight that is cut in another, and from there on every
-weight by itself.  For GPU each is then taken out of the combined all_reduce by a kernel of 3 us: 186 and 14 numbers of a
-language model of 93 weights, 0.59 of 6.16 ms on eight H100 (jax 0.10.2).
+in which dimensions are cut: a norm is summed once up to the first weight that is cut in another, and from there on
+every weight by itself.  For GPU each is then taken out of the combined all_reduce by a kernel of 3 us: 186 and 14
+numbers of a language model of 93 weights, 0.59 of 6.16 ms on eight H100 (jax 0.10.2).
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ HELD = "held"
 def held_values(
     graph: Graph, values: Mapping[int, np.ndarray], reads: Mapping[tuple[int, int], np.ndarray]
 ) -> frozenset[int]:
-    """The carries that are pending through their loop, and numbers that are added up; all pending values on the way into
-    them."""
+    """The carries that are pending through their loop, numbers that are added up, and all pending values on the way."""
     producers = graph.producers()
     held: set[int] = set()
     todo = added_numbers(graph, values, reads)
@@ -73,7 +72,7 @@ def added_numbers(
         if value not in values or graph.values[value].shape or not (values[value] == UNREDUCED).any():
             continue
         parts = [v for i, v in enumerate(op.operands) if (reads[op.index, i] == UNREDUCED).any()]
-        pending = [v for v in parts if v in values and (values[v] == UNREDUCED).any()]  # not the 0 that `sum` begins with
+        pending = [v for v in parts if v in values and (values[v] == UNREDUCED).any()]  # the 0 of `sum` is not
         if found.issuperset(pending) if parts else op.primitive in _MAKE_NUMBERS:
             found.add(value)
             sums += [value] if op.primitive in SUMS else []

@@ -39,7 +39,7 @@ def weights() -> dict[str, jax.Array]:
 
 
 def number_of_sums(step: Callable[..., Any], mesh: Mesh) -> int:
-    """All_reduces of numbers in the step as it is compiled for CPU, which combines several in one; checks the result."""
+    """How many numbers the step, compiled for CPU, all_reduces; several may share one. Checks the result."""
     given = weights()
     planned = jaxplan.auto_shard(step, mesh, constraints=PLACES)
     np.testing.assert_allclose(planned(given), step(given), rtol=1e-6)
