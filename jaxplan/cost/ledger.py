@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from .packing import gap_bytes, most_alive
+from .packing import gap_bytes, lent, most_alive
 from .vector_memory import Stay, VectorMemory
+
+_COMPUTED = frozenset({"activations", "residuals", "scratch"})
+"""Parts that kernels write: XLA for TPU lets no all_gather or exchange write into the caller's buffers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +51,8 @@ class Ledger:
         self._stays: list[Stay] = []
         self._parts = defaultdict[str, np.ndarray](lambda: np.zeros(length + 1, np.int64))
         self._placed: list[tuple[int, int, int]] = []
+        self._part_of: list[str] = []
+        self._copied_out: list[int] = []
 
     def add(
         self, part: str, start: int, stop: int, size: int, *, given: bool = False, value: int | None = None
@@ -60,14 +65,24 @@ class Ledger:
             delta[stop] -= size
             if not given:
                 self._placed.append((start, stop, size))
+                self._part_of.append(part)
                 if self._vector is not None and value is not None and value not in self._vector.outside:
                     self._stays.append(Stay(part, start, stop, size))
 
+    def copy_out(self, stop: int, size: int, value: int) -> None:
+        """A donated argument is copied before anything else; the copy is there until `stop`, its place others'."""
+        if stop > 0 and size:
+            self._copied_out.append(len(self._placed))
+            self.add("copies", 0, stop, size, value=value)
+
     def profile(self, platform: str) -> MemoryProfile:
         """Gaps are those of all buffers: where vector memory has them, others are in main memory for it."""
-        for one in self._vector.kept(self._stays, most_alive(self._placed)) if self._vector is not None else ():
+        on_chip = self._vector.kept(self._stays, most_alive(self._placed)) if self._vector is not None else []
+        for one in on_chip:
             self._parts[one.part][one.start] -= one.size
             self._parts[one.part][one.stop] += one.size
+        if self._copied_out:
+            self._lend({(one.start, one.stop, one.size) for one in on_chip})
         curves = {part: np.cumsum(delta[:-1]) for part, delta in sorted(self._parts.items())}
         total = sum(curves.values(), np.zeros(self._length, np.int64))
         peak = int(np.argmax(total))
@@ -76,3 +91,18 @@ class Ledger:
         if gaps:
             parts["gaps"] = gaps
         return MemoryProfile(peak_bytes=int(total[peak]) + gaps, peak_time=peak, parts=parts, curve=total)
+
+    def _lend(self, on_chip: Collection[tuple[int, int, int]]) -> None:
+        """Takes out what lies where arguments were."""
+        may_lie = [part in _COMPUTED for part in self._part_of]
+        for buffer in self._copied_out:
+            may_lie[buffer] = True
+        sizes = [one[2] * (there and one not in on_chip) for one, there in zip(self._placed, may_lie, strict=True)]
+        placed = [(start, stop, size) for (start, stop, _), size in zip(self._placed, sizes, strict=True)]
+        gone = {*lent(placed, self._copied_out)}
+        for buffer in gone:
+            start, stop, size = self._placed[buffer]
+            delta = self._parts[self._part_of[buffer]]
+            delta[start] -= size
+            delta[stop] += size
+        self._placed = [one for buffer, one in enumerate(self._placed) if buffer not in gone]

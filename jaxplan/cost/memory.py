@@ -20,6 +20,7 @@ import numpy as np
 from ..ir import Graph, Interval, Lives, Value, lives_of, settled_values, written_over
 from ..sharding import NONE, UNREDUCED, MeshAxes, reshard_steps
 from .converted_weights import Converted
+from .copied_back import BackAndForth
 from .few_images import Spread, spread_copies, widened
 from .fills import Fill, filled_since
 from .held_back import PRODUCTS, awaited_sums
@@ -70,6 +71,7 @@ def simulate_memory(
     spread: Sequence[Spread] = (),
     squares: Sequence[Squares] = (),
     beside: Sequence[tuple[int, int, int]] = (),
+    back_and_forth: Sequence[BackAndForth] = (),
     converted: Sequence[Converted] = (),
     listed: Mapping[int, int] | None = None,
     late: Mapping[int, int] | None = None,
@@ -82,8 +84,9 @@ def simulate_memory(
         second_stacks: loops' stacks that are there twice; fills: what is filled together; times: when each operation
         runs; see `Traffic`.
       op_scratch: bytes that operations need beside their results while they run, see `split_k` and `pooling`.
-      beside: (start, stop, bytes) of what else is copied; converted: see `converted_weights`; listed: values whose
-        copies are read: from when on; late: values that are made when they are read alone: since when.
+      beside: (start, stop, bytes) of what else is copied; converted: see `converted_weights`;
+        listed: values whose copies are read: from when on; late: values that are made when they are read alone: since
+        when.
       waited: values that wait behind a loop: until when, and the share of their bytes that they wait in.
       platform: "tpu", "gpu" or "cpu", see `device_bytes`; whole_sums: see `CostModel.whole_sums`;
         images, over, copied_images, tables, spread, squares: see `Traffic`.
@@ -167,6 +170,11 @@ def simulate_memory(
         ledger.add("copies", *whole_image)
     for other in beside:
         ledger.add("copies", *other)
+    for one in back_and_forth:
+        if one.back is not None:
+            ledger.add("copies", *one.back, value=one.value)
+        if one.out is not None:
+            ledger.copy_out(*one.out, one.value)
     for weights in converted:
         ledger.add("copies", weights.start, weights.stop, weights.size, value=weights.value)
     for value, stop in _taken_out(graph, inside or (False,) * len(graph.values), when, values, reads).items():

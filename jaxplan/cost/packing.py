@@ -14,6 +14,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+_LENT = 1e-2
+"""Buffers under this share of the largest place are not looked for in places that are lent."""
+
 _SMALL = 1e-4
 """Buffers under this share of all bytes fill gaps: they are not placed."""
 
@@ -33,6 +36,33 @@ def gap_bytes(buffers: Sequence[tuple[int, int, int]], platform: str) -> int:
     orders = [in_order] if platform == "tpu" else [by_size, by_life]
     placed = min(_place(start[order], stop[order], size[order]) for order in orders)
     return placed - _most_alive(start, stop, size)
+
+
+def lent(buffers: Sequence[tuple[int, int, int]], copied_out: Sequence[int]) -> list[int]:
+    """The buffers, each (start, stop, bytes), that lie in places of arguments which were copied out of them.
+
+    A donated argument's place is its own until it is copied out of it, and free until it is written at the end: XLA,
+    which places the largest first, puts each buffer into the smallest such place that is free for all of its life
+    (`BufferAssigner::AssignSingleHloBuffer`, xla/service/buffer_assignment.cc), copies of other arguments among them.
+
+    Args:
+      copied_out: which of `buffers` are those copies, in the order in which they are made.
+    """
+    order = {buffer: at for at, buffer in enumerate(copied_out)}
+    sizes = [buffers[buffer][2] for buffer in copied_out]
+    smallest_first = sorted(range(len(sizes)), key=sizes.__getitem__)
+    least = _LENT * max(sizes, default=0)
+    there: list[list[tuple[int, int]]] = [[] for _ in sizes]
+    found = []
+    for buffer in sorted((i for i, one in enumerate(buffers) if one[2] >= least), key=lambda i: -buffers[i][2]):
+        start, stop, size = buffers[buffer]
+        for place in smallest_first:
+            free = all(stop <= other_start or other_stop <= start for other_start, other_stop in there[place])
+            if sizes[place] >= size and free and place < order.get(buffer, len(sizes)):
+                there[place].append((start, stop))
+                found.append(buffer)
+                break
+    return found
 
 
 def most_alive(buffers: Sequence[tuple[int, int, int]]) -> int:

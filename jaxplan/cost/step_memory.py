@@ -13,7 +13,7 @@ from .added_scores import kept_products
 from .apart import apart_scratch, turned_copies
 from .bodies import Body
 from .converted_weights import Converted, converted_weights
-from .copied_back import back_and_forth
+from .copied_back import BackAndForth, back_and_forth
 from .crossing import Traffic
 from .decompositions import decomposition_scratch
 from .dilated import transposed_for_kernels
@@ -95,6 +95,7 @@ def step_memory(
     late: dict[int, int] = {}
     given_up = {one.value: one.stop - 1 for one in lists if one.given_up}
     vector = None
+    settled: Sequence[BackAndForth] = ()
     converted: Sequence[Converted] = ()
     if model.profile.kind == "gpu":
         needed = (lives := lives or lives_of(graph, stored, times)).needed
@@ -114,8 +115,6 @@ def step_memory(
             beside += combined_sums(graph, axes, times, values, reads)
     if model.profile.kind == "tpu":
         beside += ring_operands(graph, axes, stored, crossing.producers, times, values, reads)
-        room = model.profile.on_chip_bytes or 0
-        beside += back_and_forth(graph, axes, room, times, (lives or crossing.lives).needed, values)
         lives = lives or lives_of(graph, stored, times)
         for value, start, stop in kept_products(crossing.scores, lives.intervals):
             if (row := values.get(value)) is not None:
@@ -125,6 +124,8 @@ def step_memory(
         converted = [*converted_weights(graph, axes, stored, times, values, reads)]
         if seconds is not None and not few_images(graph, axes, crossing.images, reads):
             vector = vector_memory(graph, times, seconds, model.profile)
+        room = 0 if vector is not None else model.profile.on_chip_bytes or 0
+        settled = [*back_and_forth(graph, axes, room, times, lives.needed, values)]
     for wide in crossing.wide:
         if (row := reads.get((wide.gather, 0))) is not None:
             tensor = graph.values[graph.ops[wide.gather].operands[0]]
@@ -138,7 +139,7 @@ def step_memory(
         copied_images=crossing.copied_images, tables=crossing.tables, spread=crossing.spread, squares=crossing.squares,
         platform=model.profile.kind, whole_sums=model.whole_sums,
         vector=vector, lives=lives, converted=converted,
-        beside=beside, late=late, listed=given_up,
+        beside=beside, back_and_forth=settled, late=late, listed=given_up,
     )  # fmt: skip
 
 

@@ -164,6 +164,17 @@ def tiles_of_rows(tensor: Value, places: np.ndarray, axes: MeshAxes, item_bytes:
     return np.asarray(np.where(in_order, more[:, rank - 2], fullest))
 
 
+def lane_and_row(tensor: Value, places: np.ndarray, axes: MeshAxes) -> tuple[int, int]:
+    """Which dimensions of an argument or a result of two dimensions or more fill tiles, of one layout: see
+    `tiles_of_rows`."""
+    rank = len(tensor.shape)
+    waste = padding(local_sizes(tensor.shape, places, axes), tensor.item_bytes)[0]
+    if waste[rank - 1, rank - 2] <= waste.min():
+        return rank - 1, rank - 2
+    lane, row = np.unravel_index(int(waste.argmin()), waste.shape)
+    return int(lane), int(row)
+
+
 def local_sizes(shape: tuple[int, ...], places: np.ndarray, axes: MeshAxes) -> np.ndarray:
     """`float64[n, rank]`: the dimensions of one device's part."""
     local = np.broadcast_to(np.array(shape, np.float64), (len(places), len(shape))).copy()

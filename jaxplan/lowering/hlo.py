@@ -165,7 +165,9 @@ def compiled_memory(compiled: Any) -> Memory:
     4.06 are ever alive at once.  A convolution's step beside 13.47 GB of arguments was compiled for v5e, which has
     16.91, with 3.52 GB of temporaries reported (3.41 of heap), an MLP's beside 14.26 GB with 2.89 (2.62); with 0.2 GB
     more of arguments both were refused, for arguments and heap (libtpu 0.0.42.1).  The heap is half of what is reported
-    and of the most that is alive, which is reported too, with what lies in vector memory: at least the heap.
+    and of the most that is alive, which is reported too, with what lies in vector memory: at least the heap.  Where
+    buffers lie in the places of arguments that are copied out of them (`cost.packing.lent`), what these leave empty is
+    reported as gaps as well: a step of 5.06 GB counts as 5.34.
 
     Raises:
       ArgumentError: its backend gives no buffer assignment.

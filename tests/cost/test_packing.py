@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxplan.cost.packing import gap_bytes
+from jaxplan.cost.packing import gap_bytes, lent
 
 Buffer = tuple[int, int, int]
 buffers = st.lists(
@@ -57,3 +57,25 @@ def test_on_tpu_a_small_buffer_made_beside_a_large_one_leaves_its_gap() -> None:
 @given(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 50)), max_size=8))
 def test_buffers_that_all_live_to_the_end_leave_no_gaps(found: list[tuple[int, int]]) -> None:
     assert gap_bytes([(start, 30, size) for start, size in found], "gpu") == 0
+
+
+def test_copies_of_arguments_lie_where_others_were() -> None:
+    """Of four arguments all but the first lie in the place of one that was copied before."""
+    copies = [(0, 9, 8), (0, 8, 8), (0, 7, 8), (0, 6, 4)]
+    assert sorted(lent(copies, [0, 1, 2, 3])) == [1, 2, 3]
+
+
+def test_what_is_computed_lies_in_the_smallest_place_that_is_free() -> None:
+    found = [(0, 9, 8), (2, 5, 6), (5, 7, 8), (4, 6, 1), (3, 4, 9)]
+    assert sorted(lent(found, [0])) == [1, 2]  # one after the other; too many at once; too large
+
+
+@given(buffers, st.integers(0, 7))
+def test_places_that_are_lent_hold_one_buffer_at_a_time(found: list[Buffer], count: int) -> None:
+    """No more is alive in them at once than they hold, and nothing that is larger than all of them."""
+    copied = [(0, stop, size) for _, stop, size in found[:count]]
+    every = [*copied, *found[count:]]
+    gone = [every[i] for i in lent(every, range(len(copied)))]
+    assert most_alive(gone) <= sum(size for *_, size in copied)
+    assert max((size for *_, size in gone), default=0) <= max((size for *_, size in copied), default=0)
+    assert all(any(one in gone for one in copied[1:]) for _ in range(len(copied) > 1 and len(set(copied)) == 1))
