@@ -40,7 +40,7 @@ _WIDER = 2.0
 class SharedOperand(NamedTuple):
     """What (operation, position of the operand) of products compute alike.
 
-    `rounded`: it is rounded of what is computed in wider numbers, of arrays that are none.
+    `rounded`: it is rounded of what is computed in wider numbers, of arrays that are none, nor added scores.
     """
 
     value: int
@@ -70,7 +70,8 @@ def shared_operands(
 
     def is_rounded(value: int) -> bool:
         large = [leaf for leaf in leaves[value] or () if bytes_of[leaf] >= bytes_of[value]]
-        wider = any(graph.values[leaf].item_bytes > graph.values[value].item_bytes for leaf in large)
+        most_bytes = graph.values[value].item_bytes
+        wider = any(graph.values[leaf].item_bytes > most_bytes or leaf in totals for leaf in large)
         seen, todo = set[int](), [value]
         while todo and not wider:  # it may have been scaled or masked since
             value = todo.pop()
