@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from ..ir import Graph
 from .residency import Flow
 
+Traffic = tuple[float, ...]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Fill:
@@ -66,6 +68,24 @@ def fills(flow: Flow, times: Sequence[int], onto: Container[int] = ()) -> tuple[
                     made = (shape, values[value].dtype, number, loop)
                     read[made].append((op.results[0], times[op.index]))
     return tuple(Fill(written=tuple(those), read=tuple(read.get(which, ()))) for which, those in written.items())
+
+
+def filled_traffic(
+    flow: Flow, found: Sequence[Fill], bytes_of: Sequence[float], reads: list[Traffic], writes: list[Traffic]
+) -> None:
+    """Counts in `reads` and `writes`, bytes by operand and by result of every operation, what is filled to be read."""
+    for fill in found:
+        for value in {value for value, _ in fill.read}:
+            reader, maker = (flow.graph.ops[flow.producers[v]] for v in (value, fill.written[0][0]))
+            like = next((i for i, v in enumerate(reader.operands) if flow.graph.values[v].shape), -1)
+            if like >= 0:
+                reads[reader.index] = _with(reads[reader.index], like, bytes_of[value])
+        if fill.read:
+            writes[maker.index] = _with(writes[maker.index], 0, bytes_of[fill.written[0][0]])
+
+
+def _with(traffic: Traffic, position: int, size: float) -> Traffic:
+    return (*traffic[:position], traffic[position] + size, *traffic[position + 1 :])
 
 
 def _loops_around(graph: Graph) -> list[int]:

@@ -22,7 +22,7 @@ from .bodies import bodies
 from .conversions import conversions
 from .crossing import Traffic
 from .few_images import spread_reads
-from .fills import fills
+from .fills import filled_traffic, fills
 from .images import copied_reads, image_lanes, written_for_products
 from .in_place import overwritable
 from .invariants import loop_invariants
@@ -305,6 +305,8 @@ class _Kernels:
             kept = [self.kinds[op.index] != "edge" and (self.stored[v] or v in carried) for v in op.results]
             made = [written_by(op, v, self.written) for v in op.results]
             writes.append(tuple([self.bytes[v] * self.share[v] * w for v, w in zip(made, kept, strict=True)]))
+        filled = fills(flow, times, self.onto) if gpu else ()
+        filled_traffic(flow, filled, self.bytes, reads, writes)
         vector = vector_kernels(flow, reads, writes, self._at_hand, self.op_level, tables) if tpu else ()
         orders = orders_of(flow) if gpu else NO_ORDERS
         apart = made_apart(flow, self.cheap, orders) if gpu else {}
@@ -316,13 +318,11 @@ class _Kernels:
         every = zip(self.producers, self.stored, self.source, self.leaves, strict=True)
         return Traffic(
             stored=stored,
-            inside=tuple(
-                made >= 0 and not kept and not source and leaves is None for made, kept, source, leaves in every
-            ),
+            inside=tuple(m >= 0 and not kept and not source and leaves is None for m, kept, source, leaves in every),
             reads=tuple(reads),
             writes=tuple(writes),
             second_stacks=second_stacks(flow, self.platform),
-            fills=fills(flow, times, self.onto) if gpu else (),
+            fills=filled,
             invariants=loop_invariants(flow) if gpu else (),
             over=overwritable(flow, self.stored, times if gpu else None, self.onto.values()) if tpu or gpu else {},
             images=self.images,

@@ -52,6 +52,25 @@ def test_zeros_that_are_written_over_are_kept_for_who_reads_them() -> None:
     assert peak(scattered(0.0), *shapes, platform="tpu") == peak(scattered(1.0), *shapes, platform="tpu")
 
 
+def moved(fn: Callable[..., Any], *shapes: Any, platform: str = "gpu") -> float:
+    """Bytes that kernels read and write."""
+    graph = trace(fn, shapes, {}).graph
+    crossing = traffic(graph, graph_rules(graph), platform)
+    return sum(map(sum, crossing.reads)) + sum(map(sum, crossing.writes))
+
+
+def test_zeros_that_are_kept_are_written_and_read() -> None:
+    """Adagrad on eight tables of DLRM took 7.4 ms on eight H100, of which 5.2 were predicted."""
+    shapes = (
+        jax.ShapeDtypeStruct((TABLE, 64), jnp.float32),
+        jax.ShapeDtypeStruct((8, 64), jnp.float32),
+        jax.ShapeDtypeStruct((8,), jnp.int32),
+    )
+    table_bytes = TABLE * 64 * 4
+    assert moved(scattered(0.0), *shapes) - moved(scattered(1.0), *shapes) == 2 * table_bytes
+    assert moved(scattered(0.0), *shapes, platform="tpu") == moved(scattered(1.0), *shapes, platform="tpu")
+
+
 def layered(widths: tuple[int, ...]) -> Callable[..., Any]:
     """Loops one after the other, each stacking what it makes for its sum."""
 

@@ -57,6 +57,37 @@ def test_a_slice_reads_what_it_takes() -> None:
     assert 2 * 4 * 8 * 512 <= moved <= 2 * 4 * 8 * 512 + 64
 
 
+SCATTER = """HloModule step, is_scheduled=true
+
+%added (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+%fused_scatter (table: f32[4096,64], where: s32[8,1], rows: bf16[8,64]) -> f32[4096,64] {
+  %table = f32[4096,64]{1,0} parameter(0)
+  %where = s32[8,1]{1,0} parameter(1)
+  %rows = bf16[8,64]{1,0} parameter(2)
+  %wide = f32[8,64]{1,0} convert(%rows)
+  ROOT %scatter = f32[4096,64]{1,0} scatter(%table, %where, %wide), update_window_dims={1}, inserted_window_dims={0}, scatter_dims_to_operand_dims={0}, index_vector_dim=1, to_apply=%added
+}
+
+ENTRY %main (table.1: f32[4096,64], where.1: s32[8,1], rows.1: bf16[8,64]) -> f32[4096,64] {
+  %table.1 = f32[4096,64]{1,0} parameter(0)
+  %where.1 = s32[8,1]{1,0} parameter(1)
+  %rows.1 = bf16[8,64]{1,0} parameter(2)
+  ROOT %fusion = f32[4096,64]{1,0} fusion(%table.1, %where.1, %rows.1), kind=kInput, calls=%fused_scatter
+}
+"""  # noqa: E501
+
+
+def test_a_scatter_reads_and_writes_the_rows_that_it_adds_to() -> None:
+    """In place: XLA for GPU starts a thread for each element that is added, not for each of the table."""
+    (kernel,) = compiled_kernels(SCATTER)
+    assert kernel.bytes == 8 * 4 + 8 * 64 * 2 + 2 * 8 * 64 * 4
+
+
 def test_a_price_is_the_sum_of_its_kernels_and_collectives() -> None:
     text = text_of(lambda x, w: x @ w, square(128), square(128))
     price = compiled_price(text, model("h100"))
