@@ -27,7 +27,7 @@ from .kinds import fused
 from .local_dims import local_dims
 from .on_chip import Resident
 from .product_windows import window_seconds
-from .split_k import local_product, part_bytes
+from .split_k import Product, local_product, padded_bytes, part_bytes
 from .tables import table_bytes
 from .tiles import gathered_bytes, tiles_of_rows
 from .tree_sums import further_kernels
@@ -223,7 +223,9 @@ class CostModel:
             # a fused operation has its share of traffic, arithmetic and, on GPU, of its kernel's start
             vector_s = rule.flops * options.shares / self.profile.vector_flops_per_s
             return np.maximum(np.maximum(self.memory_seconds(local_bytes), vector_s), start_s)
-        parts = self.part_bytes(op, options, graph, crossing)
+        product = self._product(op, options, graph, crossing)
+        product = self._product(op, options, graph, crossing)
+        parts = np.zeros(len(options)) if product is None else part_bytes(product, self.profile)
         local_bytes += parts
         for place, value in enumerate(op.operands):
             if (op.index, place) in crossing.reordered:  # a kernel of its own reads it and writes it as is wanted
@@ -248,6 +250,9 @@ class CostModel:
             made_s = np.maximum(made_s, self._tiles(op, options, graph) * self.profile.tile_s)
         if self.profile.kind == "gpu" and not rule.matmul:
             made_s = made_s + further_kernels(op, graph, options.operands, self.axes) * self.profile.op_overhead_s
+        for padded in padded_bytes(product, self.profile) if product is not None else ():
+            padding_s = np.maximum(self.memory_seconds(2 * padded), self.profile.op_overhead_s)
+            made_s = made_s + np.where(padded > 0, padding_s, 0.0)
         return np.asarray(made_s + self.memory_seconds(parts))
 
     def transfer_seconds(self, op: Op, options: Strategies, graph: Graph) -> np.ndarray:
@@ -305,11 +310,14 @@ class CostModel:
 
     def part_bytes(self, op: Op, options: Strategies, graph: Graph, crossing: Traffic) -> np.ndarray:
         """Of a product that is split, bytes of the parts that it writes and a second kernel reads; see `split_k`."""
-        product = None
-        if self.profile.core_count is not None and op.primitive == "dot_general":
-            lhs, rhs = options.operands[:2]
-            product = local_product(graph, op, crossing.producers, lhs, rhs, self.axes)
+        product = self._product(op, options, graph, crossing)
         return np.zeros(len(options)) if product is None else part_bytes(product, self.profile)
+
+    def _product(self, op: Op, options: Strategies, graph: Graph, crossing: Traffic) -> Product | None:
+        if self.profile.core_count is None or op.primitive != "dot_general":
+            return None
+        lhs, rhs = options.operands[:2]
+        return local_product(graph, op, crossing.producers, lhs, rhs, self.axes)
 
     def halo_seconds(self, op: Op, rule: Rule, options: Strategies, graph: Graph) -> np.ndarray:
         """`float64[n]`: exposed seconds in which devices exchange edges in one run; see `sharding.Halo`."""

@@ -86,6 +86,15 @@ def part_bytes(product: Product, profile: Profile) -> Array:
     return np.asarray(np.where(ways > 1, ways * out * product.sum_bytes, 0.0))
 
 
+def padded_bytes(product: Product, profile: Profile) -> tuple[Array, Array]:
+    """Bytes of each operand as it is padded for the parts, see `split_scratch`; 0 where it is not."""
+    ways = split_ways(product, profile)
+    unit = ways * _aligned(product)
+    whole = np.ceil(product.k / unit) * unit
+    padded = product.batch * whole * ((ways > 1) & (product.k % unit > 0))
+    return np.asarray(padded * product.m * product.lhs_bytes), np.asarray(padded * product.n * product.rhs_bytes)
+
+
 def local_product(
     graph: Graph, op: Op, producers: Sequence[int], lhs_places: np.ndarray, rhs_places: np.ndarray, axes: MeshAxes
 ) -> Product | None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
 from jaxplan.cost import traffic
-from jaxplan.cost.split_k import Product, part_bytes, split_scratch, split_ways
+from jaxplan.cost.split_k import Product, padded_bytes, part_bytes, split_scratch, split_ways
 from jaxplan.hardware import load_profile
 from jaxplan.ir import trace
 from jaxplan.sharding import graph_rules
@@ -96,6 +96,13 @@ def test_what_does_not_divide_into_the_parts_is_padded() -> None:
     assert padding(16_640) == 0
     assert padding(16_639) == 16_640 * (1120 + 1024) * 4
     assert padding(33_278) == 33_280 * (1120 + 1024) * 4  # two parts of whole 16 bytes
+
+
+def test_padding_takes_two_kernels() -> None:
+    """An LSTM's 650 columns are padded to 672 for four parts, weights too, in each iteration of its loop."""
+    found = padded_bytes(of(16, 2600, 650), H100)
+    assert [float(size) for size in found] == [672 * 16 * 2, 672 * 2600 * 2]
+    assert not any(float(size) for size in padded_bytes(of(16, 2600, 672), H100))
 
 
 def test_complex_numbers_are_multiplied_as_they_are_in_a_workspace() -> None:
