@@ -160,18 +160,18 @@ class Replay:
         operands = []
         for i, value in enumerate(values):
             if isinstance(value, Held) and not self._takes_parts(eqn, position, frame):
-                value = self._summed(value, eqn, scope, pinned)
+                value = self._summed(value, eqn, scope, pinned, Site(frame, "operand", position, i))
             read = self._pin(Site(frame, "operand", position, i), value, eqn, pinned) if there else value
             apart = sliced and (read is not value or (id(value), None) in pinned)
             operands.append(jax.lax.optimization_barrier(read) if apart else read)
         return operands
 
-    def _summed(self, value: Held, eqn: Any, scope: str, pinned: Pinned) -> Any:
-        """The sum of what is held in parts: one for all that read it."""
+    def _summed(self, value: Held, eqn: Any, scope: str, pinned: Pinned, site: Site) -> Any:
+        """The sum of what is held in parts: one for all that read it, made for the first."""
         key = id(value), None
         if key not in pinned:
             with equation_context(eqn, scope):
-                pinned[key] = value, finished(value, self._mesh)
+                pinned[key] = value, finished(value, self._mesh, read=self._pins.get(site, ()))
         return pinned[key][1]
 
     def _takes_parts(self, eqn: Any, position: int, frame: tuple[int, ...]) -> bool:

@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplan
-from jaxplan.lowering.pending import finished, held_as
+from jaxplan.lowering.hlo import compiled_collectives
+from jaxplan.lowering.pending import Held, finished, held_as
 from jaxplan.sharding import Layout
 
 
@@ -23,6 +24,22 @@ def test_a_sum_in_parts_is_finished_whatever_it_holds(shape: tuple[int, int], me
     layout = Layout(dims=((), ()), unreduced=("data", "model"))
     made = jax.jit(lambda x: finished(held_as(x, layout, mesh_4x2), mesh_4x2))(value)
     np.testing.assert_array_equal(made, value)
+
+
+def test_a_sum_that_some_axes_scatter_is_summed_over_these_first(mesh_4x2: Mesh) -> None:
+    value = jnp.arange(8 * 16, dtype=jnp.float32).reshape(8, 16)
+    layout = Layout(dims=((), ()), unreduced=("data", "model"))
+    read = NamedSharding(mesh_4x2, P(None, "data"))
+
+    def step(x: jax.Array) -> jax.Array:
+        parts = held_as(x, layout, mesh_4x2)
+        parts = Held(parts.parts + 1, parts.axes, parts.dims)  # a sum of eight parts
+        return jax.lax.with_sharding_constraint(finished(parts, mesh_4x2, read=(read,)), read)
+
+    compiled = jax.jit(step).lower(value).compile()
+    np.testing.assert_array_equal(compiled(value), value + 8)
+    sent = list(compiled_collectives(compiled.as_text(), (("data", 4), ("model", 2))))
+    assert {c.axes for c in sent} == {("data",), ("model",)}
 
 
 PLACES = {
