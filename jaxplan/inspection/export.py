@@ -19,9 +19,6 @@ from ..plans import Constraint, Plan
 from ..units import format_bytes, format_seconds
 from .audit import Auditor
 
-_KERNELS = ("local", "held")
-"""Pins that are part of what is computed, not of where: of kernels' `shard_map`s and sums that are not finished yet."""
-
 Line = tuple[str, str, tuple[int, ...], str, str]
 
 
@@ -121,7 +118,7 @@ class _Fewest:
 
     def found(self) -> Export:
         for one in sorted(self.plan.constraints, key=lambda one: (*one.site.frame, one.site.equation)):
-            if one.why not in _KERNELS:
+            if one.is_pin:
                 line = (one.source, one.primitive, one.shape, str(one.layout.spec()), one.why)
                 self.left.setdefault(line, []).append(one)
         lines = list(self.left)
@@ -167,7 +164,7 @@ class _Fewest:
 
     def _constraints(self, lines: Collection[Line]) -> tuple[Constraint, ...]:
         kept = {id(one) for line in lines for one in self.left[line]}
-        return tuple(one for one in self.plan.constraints if id(one) in kept or one.why in _KERNELS)
+        return tuple(one for one in self.plan.constraints if id(one) in kept or not one.is_pin)
 
     def _price(self, without: Collection[Line]) -> tuple[float, int]:
         """Seconds and peak bytes of the step with the lines that are left but these."""

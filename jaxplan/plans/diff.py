@@ -160,8 +160,8 @@ def _by_kind(plan: Plan) -> dict[tuple[str, tuple[str, ...]], tuple[float, float
 def _constraints(before: Plan, after: Plan) -> list[str]:
     return _lines(
         "Constraints inside the step",
-        [_constraint_text(one) for one in before.constraints],
-        [_constraint_text(one) for one in after.constraints],
+        [_constraint_text(one) for one in before.constraints if one.is_pin],
+        [_constraint_text(one) for one in after.constraints if one.is_pin],
     )
 
 

@@ -161,6 +161,7 @@ def {name}({parameters}):
 
 
 def _constraints(constraints: Sequence[Constraint]) -> str:
+    constraints = [one for one in constraints if one.is_pin]
     if not constraints:
         return ""
     # layers and leaves that are alike say the same, hundreds of times in an unrolled program

@@ -237,7 +237,8 @@ def _collectives(plan: Plan) -> str:
 
 
 def _constraints(plan: Plan) -> str:
-    if not plan.constraints:
+    pins = [one for one in plan.constraints if one.is_pin]
+    if not pins:
         return ""
     lines = [
         _row(
@@ -249,7 +250,7 @@ def _constraints(plan: Plan) -> str:
                 ("", escape(one.why)),
             )
         )
-        for one in plan.constraints
+        for one in pins
     ]
     head = _row_of_heads(("where", ""), ("operation", ""), ("shape", ""), ("pinned to", ""), ("for", ""))
     return (

@@ -55,8 +55,9 @@ class Constraint:
     Attributes:
       site: where in the nested jaxpr; layout: what is pinned; source: the user's line; primitive: the
       operation whose operand or result it is; why: "reshard" (planned communication), "sum" (a pending sum is
-      finished here), "propagation" (the partitioner would have chosen otherwise by itself) or "local" (a spec of the
-      `shard_map` that a kernel runs in; `layout` then holds its pending sums, finished inside).
+      finished here), "propagation" (the partitioner would have chosen otherwise by itself), "local" (a spec of the
+      `shard_map` that a kernel runs in; `layout` then holds its pending sums, finished inside) or "held" (of a sum that
+      stays in parts, or what makes it).
     """
 
     site: Site
@@ -65,6 +66,11 @@ class Constraint:
     primitive: str
     shape: tuple[int, ...]
     why: str
+
+    @property
+    def is_pin(self) -> bool:
+        """Whether it is a `with_sharding_constraint`; else it says what is computed, a kernel or the parts of a sum."""
+        return self.why not in ("local", "held")
 
 
 @dataclass(frozen=True, kw_only=True)

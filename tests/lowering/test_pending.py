@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -69,6 +70,17 @@ def test_a_norm_is_summed_once_however_weights_are_cut(mesh_4x2: Mesh) -> None:
         return jnp.sqrt(sum(jnp.sum(x**2) for x in weights.values()))
 
     assert number_of_sums(step, mesh_4x2) == 1
+
+
+def test_parts_are_no_pins_that_a_user_could_write(mesh_4x2: Mesh, tmp_path: Path) -> None:
+    def step(weights: dict[str, jax.Array]) -> jax.Array:
+        return jnp.sqrt(sum(jnp.sum(x**2) for x in weights.values()))
+
+    plan = jaxplan.auto_shard(step, mesh_4x2, constraints=PLACES).plan(weights())
+    assert any(not one.is_pin for one in plan.constraints)
+    assert "for held" not in plan.to_python()
+    plan.to_html(tmp_path / "plan.html")
+    assert "pinned with" not in (tmp_path / "plan.html").read_text()
 
 
 def test_numbers_that_are_added_are_summed_over_devices_once(mesh_4x2: Mesh) -> None:
