@@ -234,6 +234,11 @@ def lowered_function(primitive: Any, platform: str) -> Any:
     return inspect.getclosurevars(rule).nonlocals.get("fun")
 
 
+PLACES_ARE_LENT = jax.__version_info__ < (0, 11)
+"""Whether XLA for TPU puts buffers where arguments were copied out: libtpu 0.0.42.1 of jax 0.10.2 does, 0.0.50.1 of
+0.12.0.1 doesn't; that of 0.11 was not tried, and not to lend is on the safe side."""
+
+
 def primitive_names() -> frozenset[str]:
     """The names of all primitives in the modules of jax that are loaded; what a new jax adds is among them.
 

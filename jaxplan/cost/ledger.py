@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .._jax import PLACES_ARE_LENT
 from .packing import gap_bytes, lent, most_alive
 from .vector_memory import Stay, VectorMemory
 
@@ -81,7 +82,7 @@ class Ledger:
         for one in on_chip:
             self._parts[one.part][one.start] -= one.size
             self._parts[one.part][one.stop] += one.size
-        if self._copied_out:
+        if self._copied_out and PLACES_ARE_LENT:
             self._lend({(one.start, one.stop, one.size) for one in on_chip})
         curves = {part: np.cumsum(delta[:-1]) for part, delta in sorted(self._parts.items())}
         total = sum(curves.values(), np.zeros(self._length, np.int64))

@@ -44,6 +44,7 @@ def lent(buffers: Sequence[tuple[int, int, int]], copied_out: Sequence[int]) -> 
     A donated argument's place is its own until it is copied out of it, and free until it is written at the end: XLA,
     which places the largest first, puts each buffer into the smallest such place that is free for all of its life
     (`BufferAssigner::AssignSingleHloBuffer`, xla/service/buffer_assignment.cc), copies of other arguments among them.
+    So does libtpu 0.0.42.1; 0.0.50.1 puts nothing there (`PLACES_ARE_LENT`).
 
     Args:
       copied_out: which of `buffers` are those copies, in the order in which they are made.
