@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from ..ir import Graph
 from .residency import Flow
 
-Traffic = tuple[float, ...]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Fill:
@@ -71,21 +69,27 @@ def fills(flow: Flow, times: Sequence[int], onto: Container[int] = ()) -> tuple[
 
 
 def filled_traffic(
-    flow: Flow, found: Sequence[Fill], bytes_of: Sequence[float], reads: list[Traffic], writes: list[Traffic]
+    flow: Flow,
+    found: Sequence[Fill],
+    bytes_of: Sequence[float],
+    reads: list[tuple[float, ...]],
+    writes: list[tuple[float, ...]],
 ) -> None:
     """Counts in `reads` and `writes`, bytes by operand and by result of every operation, what is filled to be read."""
     for fill in found:
         for value in {value for value, _ in fill.read}:
-            reader, maker = (flow.graph.ops[flow.producers[v]] for v in (value, fill.written[0][0]))
-            like = next((i for i, v in enumerate(reader.operands) if flow.graph.values[v].shape), -1)
-            if like >= 0:
-                reads[reader.index] = _with(reads[reader.index], like, bytes_of[value])
+            reader = flow.graph.ops[flow.producers[value]]
+            like = [i for i, v in enumerate(reader.operands) if flow.graph.values[v].shape]
+            for position in like[:1]:
+                _add(reads, reader.index, position, bytes_of[value])
         if fill.read:
-            writes[maker.index] = _with(writes[maker.index], 0, bytes_of[fill.written[0][0]])
+            first = fill.written[0][0]
+            _add(writes, flow.producers[first], 0, bytes_of[first])
 
 
-def _with(traffic: Traffic, position: int, size: float) -> Traffic:
-    return (*traffic[:position], traffic[position] + size, *traffic[position + 1 :])
+def _add(traffic: list[tuple[float, ...]], index: int, position: int, size: float) -> None:
+    sizes = traffic[index]
+    traffic[index] = (*sizes[:position], sizes[position] + size, *sizes[position + 1 :])
 
 
 def _loops_around(graph: Graph) -> list[int]:

@@ -46,9 +46,9 @@ def kernel_starts(
         written = flow.kinds[op.index] == "fused" and any(writes[op.index]) and kernel not in paid
         return 1.0 / writers[kernel] if written else 0.0
 
-    shares = [share(op) for op in graph.ops]
-    for loop in range(len(graph.loops)):
-        inside = [op.index for op in graph.ops if flow.loop_of[op.index] == loop and shares[op.index]]
-        for first in inside[:1]:
-            shares[first] += 1.0
+    shares, counted = list(map(share, graph.ops)), {-1}
+    for index, loop in enumerate(flow.loop_of):
+        if shares[index] and loop not in counted:
+            shares[index] += 1.0
+            counted.add(loop)
     return tuple(shares)

@@ -95,12 +95,11 @@ class Ledger:
 
     def _lend(self, on_chip: Collection[tuple[int, int, int]]) -> None:
         """Takes out what lies where arguments were."""
-        may_lie = [part in _COMPUTED for part in self._part_of]
-        for buffer in self._copied_out:
-            may_lie[buffer] = True
-        sizes = [one[2] * (there and one not in on_chip) for one, there in zip(self._placed, may_lie, strict=True)]
-        placed = [(start, stop, size) for (start, stop, _), size in zip(self._placed, sizes, strict=True)]
-        gone = {*lent(placed, self._copied_out)}
+        copied_out, lying = {*self._copied_out}, []
+        for buffer, (one, part) in enumerate(zip(self._placed, self._part_of, strict=True)):
+            may_lie = (part in _COMPUTED or buffer in copied_out) and one not in on_chip
+            lying.append(one if may_lie else (*one[:2], 0))
+        gone = {*lent(lying, self._copied_out)}
         for buffer in gone:
             start, stop, size = self._placed[buffer]
             delta = self._parts[self._part_of[buffer]]

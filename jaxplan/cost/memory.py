@@ -84,9 +84,8 @@ def simulate_memory(
         second_stacks: loops' stacks that are there twice; fills: what is filled together; times: when each operation
         runs; see `Traffic`.
       op_scratch: bytes that operations need beside their results while they run, see `split_k` and `pooling`.
-      beside: (start, stop, bytes) of what else is copied; converted: see `converted_weights`;
-        listed: values whose copies are read: from when on; late: values that are made when they are read alone: since
-        when.
+      beside: (start, stop, bytes) of what else is copied; back_and_forth, converted: see there; listed: values whose
+        copies are read: from when on; late: values that are made when they are read alone: since when.
       waited: values that wait behind a loop: until when, and the share of their bytes that they wait in.
       platform: "tpu", "gpu" or "cpu", see `device_bytes`; whole_sums: see `CostModel.whole_sums`;
         images, over, copied_images, tables, spread, squares: see `Traffic`.

@@ -224,7 +224,6 @@ class CostModel:
             vector_s = rule.flops * options.shares / self.profile.vector_flops_per_s
             return np.maximum(np.maximum(self.memory_seconds(local_bytes), vector_s), start_s)
         product = self._product(op, options, graph, crossing)
-        product = self._product(op, options, graph, crossing)
         parts = np.zeros(len(options)) if product is None else part_bytes(product, self.profile)
         local_bytes += parts
         for place, value in enumerate(op.operands):

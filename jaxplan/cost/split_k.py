@@ -21,6 +21,7 @@ import numpy.typing as npt
 from ..hardware import Profile
 from ..ir import Graph, Op
 from ..sharding import MeshAxes
+from .scores import is_converted
 
 _WAYS = 2.0 ** np.arange(12)
 _TILE = 128
@@ -87,12 +88,22 @@ def part_bytes(product: Product, profile: Profile) -> Array:
 
 
 def padded_bytes(product: Product, profile: Profile) -> tuple[Array, Array]:
-    """Bytes of each operand as it is padded for the parts, see `split_scratch`; 0 where it is not."""
+    """Bytes of each operand as it is padded for the parts; 0 where it is not."""
+    lhs, rhs = _padded_elements(product, profile)
+    return lhs * product.lhs_bytes, rhs * product.rhs_bytes
+
+
+def _padded_elements(product: Product, profile: Profile) -> tuple[Array, Array]:
+    """Elements of each operand as it is padded for the parts; 0 where it is not.
+
+    What does not divide into parts of whole 16 bytes is padded until it does (the compiler's `GetPaddedK`; an LSTM's
+    vocabulary of 16,639 local columns, and of 33,278 in two parts).
+    """
     ways = split_ways(product, profile)
-    unit = ways * _aligned(product)
+    unit = ways * _ALIGNED_BYTES / min(_ALIGNED_BYTES, product.lhs_bytes, product.rhs_bytes)
     whole = np.ceil(product.k / unit) * unit
     padded = product.batch * whole * ((ways > 1) & (product.k % unit > 0))
-    return np.asarray(padded * product.m * product.lhs_bytes), np.asarray(padded * product.n * product.rhs_bytes)
+    return np.asarray(padded * product.m), np.asarray(padded * product.n)
 
 
 def local_product(
@@ -141,7 +152,7 @@ def is_complex(graph: Graph, value: int) -> bool:
 
 
 def _unconverted(graph: Graph, producers: Sequence[int], value: int) -> int:
-    while producers[value] >= 0 and graph.ops[producers[value]].primitive == "convert_element_type":
+    while is_converted(graph, producers, value):
         value = graph.ops[producers[value]].operands[0]
     return value
 
@@ -151,9 +162,6 @@ def split_scratch(
 ) -> dict[int, int]:
     """Bytes of parts of every product that is split, by operation, and of its operands where they are padded for it;
     of workspaces.
-
-    What does not divide into parts of whole 16 bytes is padded until it does (the compiler's `GetPaddedK`; an LSTM's
-    vocabulary of 16,639 local columns, and of 33,278 in two parts).
 
     Args:
       reads: the layout row of every operand as it is read.
@@ -170,18 +178,10 @@ def split_scratch(
             product = local_product(graph, op, producers, rows[0][None], rows[1][None], axes)
             size = float(part_bytes(product, profile)[0]) if product else 0.0
             if product and size:
-                unit = split_ways(product, profile)[0] * _aligned(product)
-                if product.k[0] % unit:
-                    edges = [(product.m, op.operands[0]), (product.n, op.operands[1])]
-                    padded = product.batch[0] * math.ceil(product.k[0] / unit) * unit
-                    size += sum(padded * edge[0] * graph.values[v].item_bytes for edge, v in edges)
+                padded = zip(op.operands, _padded_elements(product, profile), strict=False)
+                size += sum(float(count[0]) * graph.values[v].item_bytes for v, count in padded)
                 found[op.index] = math.ceil(size)
     return found
-
-
-def _aligned(product: Product) -> float:
-    """Elements of the narrower operand that parts are multiples of."""
-    return _ALIGNED_BYTES / min(_ALIGNED_BYTES, product.lhs_bytes, product.rhs_bytes)
 
 
 def _local(shape: Sequence[int], places: np.ndarray, axes: MeshAxes) -> np.ndarray:

@@ -41,7 +41,7 @@ def held_values(
     """The carries that are pending through their loop, numbers that are added up, and all pending values on the way."""
     producers = graph.producers()
     held: set[int] = set()
-    todo = added_numbers(graph, values, reads)
+    todo = _added_numbers(graph, values, reads)
     for op in graph.ops:
         if op.primitive == "carry_next":
             after, carry = op.operands
@@ -58,7 +58,7 @@ def held_values(
     return frozenset(held)
 
 
-def added_numbers(
+def _added_numbers(
     graph: Graph, values: Mapping[int, np.ndarray], reads: Mapping[tuple[int, int], np.ndarray]
 ) -> list[int]:
     """Pending numbers that are sums of such, back to reductions and products of what is cut.
@@ -95,10 +95,14 @@ class Held:
 
 
 def _placed(parts: Any, layout: Layout, mesh: Any) -> Held:
-    entries = [axes or None for axes in layout.dims]
-    spec = PartitionSpec(*layout.unreduced, *entries)
-    parts = jax.lax.with_sharding_constraint(parts, NamedSharding(mesh, spec))
+    parts = _laid(parts, mesh, layout.unreduced, layout.dims)
     return Held(parts, layout.unreduced, layout.dims)
+
+
+def _laid(parts: Any, mesh: Any, leading: Sequence[str], dims: Sequence[tuple[str, ...]]) -> Any:
+    """Parts with a dimension for each of the `leading` axes, cut over it, before others that `dims` cut."""
+    layout = Layout(dims=(*((axis,) for axis in leading), *dims))
+    return jax.lax.with_sharding_constraint(parts, NamedSharding(mesh, layout.spec()))
 
 
 def held_as(value: Any, layout: Layout, mesh: Any) -> Held:
@@ -141,15 +145,10 @@ def finished(value: Any, mesh: Any, scope: str = "", read: Sequence[NamedShardin
             left = tuple(axis for axis in left if axis not in axes)
             count = math.prod(parts.shape[: len(axes)])  # not -1: it may hold nothing
             parts = parts.reshape(count, *parts.shape[len(axes) :])
-            parts = _laid(parts, mesh, (axes, *((axis,) for axis in left), *dims))
-            parts = _laid(_summed(parts, (0,)), mesh, (*((axis,) for axis in left), *after))
+            parts = _laid(parts, mesh, (), (axes, *((axis,) for axis in left), *dims))
+            parts = _laid(_summed(parts, (0,)), mesh, left, after)
             dims = after
     return parts
-
-
-def _laid(parts: Any, mesh: Any, dims: Sequence[tuple[str, ...]]) -> Any:
-    spec = PartitionSpec(*(axes or None for axes in dims))
-    return jax.lax.with_sharding_constraint(parts, NamedSharding(mesh, spec))
 
 
 def _cut_further(sharding: NamedSharding, dims: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, ...], ...]:

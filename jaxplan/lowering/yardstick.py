@@ -28,9 +28,6 @@ _COLLECTIVE = re.compile(
     r"(-start|-done)?$"
 )
 _SLICES = frozenset({"slice", "dynamic-slice", "gather"})
-_UPDATED = {"dynamic-update-slice": 1, "scatter": 2}
-"""What writes into its first operand, in place: the position of what is written."""
-
 _FREE_INSIDE = _NO_KERNEL | _SLICES | {"broadcast", "reshape", "transpose", "copy", "pad", "concatenate", "reverse",
                                        "dynamic-update-slice", "scatter", "dot", "convolution", "fusion"}  # fmt: skip
 
@@ -158,8 +155,8 @@ def _traffic(outer: Run, inner: list[Run]) -> float:
     instruction, siblings = outer.instruction, outer.siblings
     if instruction.opcode == "dynamic-update-slice":
         return 2.0 * _bytes_named(instruction.operands[1:2], siblings)
-    if instruction.opcode == "scatter" and len(instruction.operands) == 3:
-        return _bytes_named(instruction.operands[1:], siblings) + 2.0 * _bytes_named(instruction.operands[2:], siblings)
+    if (put := _put_in_place(instruction)) is not None:
+        return _bytes_named(instruction.operands[1:], siblings) + 2.0 * _bytes_named((put,), siblings)
     if instruction.opcode in _SLICES:
         return 2.0 * bytes_of(instruction.type)
     own = [run for run in inner if run.siblings is inner[0].siblings] if inner else []
@@ -176,7 +173,7 @@ def _traffic(outer: Run, inner: list[Run]) -> float:
             continue
         readers = _past_bitcasts(part.name, used)
         if readers and all(
-            (r.opcode in _SLICES or r.opcode in _UPDATED) and position == 0 for r, position in readers
+            (r.opcode in _SLICES or _put_in_place(r) is not None) and position == 0 for r, position in readers
         ):
             total += sum(bytes_of(r.type) for r, _ in readers if r.opcode in _SLICES)
         else:
@@ -186,11 +183,20 @@ def _traffic(outer: Run, inner: list[Run]) -> float:
     for written in roots:
         while written.opcode == "bitcast" and written.operands[0] in body:
             written = body[written.operands[0]]
-        put = written.operands[_UPDATED[written.opcode]] if written.opcode in _UPDATED else ""
-        update = body.get(put)
+        update = body.get(_put_in_place(written) or "")
         times = 2 if written.opcode == "scatter" else 1  # what is there is read, too
         total += bytes_of(written.type) if update is None else times * bytes_of(update.type)
     return total
+
+
+def _put_in_place(instruction: Instruction) -> str | None:
+    """The operand that is written into the first one where that lies; None where a result of its own is made.
+
+    Scatters into several arrays at once are not taken apart.
+    """
+    if instruction.opcode == "dynamic-update-slice":
+        return instruction.operands[1]
+    return instruction.operands[2] if instruction.opcode == "scatter" and len(instruction.operands) == 3 else None
 
 
 def _past_bitcasts(
