@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -99,11 +100,13 @@ class Measurements:
             {"what": "arithmetic", "flops": 2 * _CHAIN * count},
             lambda: seconds_an_iteration(_arithmetic, np.full(count, 0.25, np.float32), mesh, clock),
         )
-        small = jnp.full((8, 8), 0.125, jnp.float32)  # a product: an elementwise loop would become one kernel
+        length = 1 if self.host else _CHAIN  # a GPU's loop costs as much as some operations
         yield (
             "smallest",
             {"what": "smallest"},
-            lambda: seconds_an_iteration(lambda x: x @ small, np.ones((8, 8), np.float32), mesh, clock),
+            lambda: (
+                seconds_an_iteration(partial(_smallest, length), np.ones((8, 8), np.float32), mesh, clock) / length
+            ),
         )
         for name, step in steps(host=self.host).items():
             yield (
@@ -136,11 +139,31 @@ class Measurements:
 
 
 def _product(m: int, k: int, n: int, dtype: str, mesh: Mesh, clock: Callable[[], float]) -> float:
-    """Of (m, k) @ (k, n): half of it and of (m, n) @ (n, k), so that the loop ends with what it began with."""
-    there, back = jnp.full((k, n), 1.0 / k, dtype), jnp.full((n, k), 1.0 / n, dtype)
-    return (
-        seconds_an_iteration(lambda x: (x @ there) @ back, np.ones((m, k), jnp.dtype(dtype)), mesh, clock) / 2
-    )
+    """Of (m, k) @ (k, n): half of it and of (m, n) @ (n, k), so that the loop ends with what it began with.
+
+    Random numbers, which switch more transistors than constants do: a GPU under its power limit is the slower for it.
+    They are neither constants of the program, which XLA would look at, nor grow: the spectral radius of the two
+    matrices' product is one.
+    """
+    random = np.random.default_rng(0)
+    operands = [
+        (random.standard_normal(shape, np.float32) / np.float32(math.sqrt(shape[0]))).astype(jnp.dtype(dtype))
+        for shape in ((m, k), (k, n), (n, k))
+    ]
+
+    def body(operands: list[jax.Array]) -> list[jax.Array]:
+        x, there, back = operands
+        return [(x @ there) @ back, there, back]
+
+    return seconds_an_iteration(body, operands, mesh, clock) / 2
+
+
+def _smallest(length: int, x: jax.Array) -> jax.Array:
+    """Small products one after the other: products, since elementwise operations would become one kernel."""
+    small = jnp.full((8, 8), 0.125, jnp.float32)
+    for _ in range(length):
+        x = jax.lax.optimization_barrier(x @ small)
+    return x
 
 
 def _step(step: Step, mesh: Mesh, clock: Callable[[], float]) -> float:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -43,21 +45,27 @@ def seconds_an_iteration(
     """
     axes = PartitionSpec(mesh.axis_names)
 
-    def loop(x: Any, trips: jax.Array) -> Any:
-        # an argument, so that XLA can't unroll the loop and fuse its iterations
+    def loop(x: Any, trips: Any) -> Any:
         return jax.lax.fori_loop(0, trips, lambda _, y: jax.lax.optimization_barrier(body(y)), x)
 
-    run = jax.jit(
-        jax.shard_map(loop, mesh=mesh, in_specs=(axes, PartitionSpec()), out_specs=axes, check_vma=False)
-    )
+    def of_length(x: Any, trips: int) -> Any:
+        once = partial(loop, trips=trips)
+        return jax.shard_map(once, mesh=mesh, in_specs=axes, out_specs=axes, check_vma=False)(x)
+
+    if mesh.devices.flat[0].platform == "cpu":
+        # an argument, so that XLA can't unroll the loop and fuse its iterations
+        run = jax.jit(
+            jax.shard_map(loop, mesh=mesh, in_specs=(axes, PartitionSpec()), out_specs=axes, check_vma=False)
+        )
+    else:  # a GPU asks the host after every iteration of a loop whose length isn't in the program
+        run = jax.jit(of_length, static_argnums=1)
     x = _on_each(mesh, per_device)
-    jax.block_until_ready(run(x, np.int32(1)))
     trips = _LEAST_TRIPS
-    while trips < _MOST_TRIPS and _fastest(run, x, trips, 1, clock) < _LONG_ENOUGH_S:
-        trips *= 4
-    once, many = _fastest(run, x, 1, REPEATS, clock), _fastest(run, x, trips + 1, REPEATS, clock)
+    while trips < _MOST_TRIPS and (taken := _fastest(run, x, trips, 1, clock)) < _LONG_ENOUGH_S:
+        trips = min(trips * max(4, math.ceil(_LONG_ENOUGH_S / max(taken, 1e-9))), _MOST_TRIPS)
+    once, many = _fastest(run, x, 1, REPEATS, clock), _fastest(run, x, trips, REPEATS, clock)
     # the first iteration bears what starting costs; where that drowns in noise, all bear it alike
-    return (many - once) / trips if many > once else many / (trips + 1)
+    return (many - once) / (trips - 1) if many > once else many / trips
 
 
 def seconds_a_call(
@@ -93,6 +101,7 @@ def _on_each(mesh: Mesh, per_device: Any) -> Any:
 
 
 def _fastest(run: Callable[..., Any], x: Any, trips: int, repeats: int, clock: Clock) -> float:
+    jax.block_until_ready(run(x, np.int32(trips)))  # compiled before anything is timed
     times = []
     for _ in range(repeats):
         started = clock()

@@ -23,6 +23,7 @@ from .collectives import collective_terms, combined_share, most_combined_bytes
 from .compute import roofline_seconds
 from .copied_back import copied_back
 from .crossing import Traffic
+from .gpu_kernels import operation_seconds
 from .kinds import fused
 from .local_dims import local_dims
 from .on_chip import Resident
@@ -225,6 +226,7 @@ class CostModel:
             return np.maximum(np.maximum(self.memory_seconds(local_bytes), vector_s), start_s)
         product = self._product(op, options, graph, crossing)
         parts = np.zeros(len(options)) if product is None else part_bytes(product, self.profile)
+        whole = parts == 0
         local_bytes += parts
         for place, value in enumerate(op.operands):
             if (op.index, place) in crossing.reordered:  # a kernel of its own reads it and writes it as is wanted
@@ -247,6 +249,9 @@ class CostModel:
         if self.profile.tile_s is not None and op.primitive == "dot_general" and vector_product(rule):
             # the vector unit's, with dimensions that both operands have too, of which a tile is the least
             made_s = np.maximum(made_s, self._tiles(op, options, graph) * self.profile.tile_s)
+        if self.profile.kind == "gpu":
+            work = flops, local_bytes, made_s
+            made_s = operation_seconds(op, graph, options, self.axes, work, whole, self.profile)
         if self.profile.kind == "gpu" and not rule.matmul:
             made_s = made_s + further_kernels(op, graph, options.operands, self.axes) * self.profile.op_overhead_s
         for padded in padded_bytes(product, self.profile) if product is not None else ():

@@ -48,7 +48,15 @@ _KIND_NUMBERS: dict[str, dict[str, tuple[type, float, float]]] = {
         "batched_operand_ratio": (float, 0.0, _INF),
         "rounded_operand_ratio": (float, 0.0, _INF),
     },
-    "gpu": {"core_count": (int, 0, _INF), "compute_capability": (float, 0.0, _INF)},
+    "gpu": {
+        "core_count": (int, 0, _INF),
+        "compute_capability": (float, 0.0, _INF),
+        "unaligned_flops_share": (float, 0.0, 1.0),
+        "unaligned_hbm_share": (float, 0.0, 1.0),
+        "unaligned_efficiency": (float, 0.0, 1.0),
+        "depthwise_efficiency": (float, 0.0, 1.0),
+        "atomic_s": (float, 0.0, 1.0),
+    },
 }
 _LINK_NUMBERS: dict[str, tuple[type, float, float]] = {
     "bytes_per_s": (float, 0.0, _INF),

@@ -120,6 +120,11 @@ class Profile:
         `cost.shared_operands`; the others of products of several batch dimensions, the third where what is computed in
         wider numbers is rounded; TPU only.
       core_count, compute_capability: streaming multiprocessors, and NVIDIA's number of the generation; GPU only.
+      unaligned_flops_share, unaligned_hbm_share: what a product reaches of others' rates of arithmetic and of memory
+        when its rows are no multiples of 16 bytes; GPU only.
+      unaligned_efficiency, depthwise_efficiency: of convolutions whose images' channels have to be padded, the achieved
+        share of the peak, and of those of one channel a group, of the memory's rate; GPU only.
+      atomic_s: an element that is added to memory where others may add, too; GPU only.
       links: innermost first.
       sources: where each number comes from, by its path: "hbm_bytes", "links.ici.bytes_per_s".
     """
@@ -152,6 +157,11 @@ class Profile:
     rounded_operand_ratio: float | None = None
     core_count: int | None = None
     compute_capability: float | None = None
+    unaligned_flops_share: float | None = None
+    unaligned_hbm_share: float | None = None
+    unaligned_efficiency: float | None = None
+    depthwise_efficiency: float | None = None
+    atomic_s: float | None = None
 
     @property
     def usable_bytes(self) -> int:

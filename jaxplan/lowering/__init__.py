@@ -31,4 +31,6 @@ from .turns import cut_by as cut_by
 from .turns import lying as lying
 from .turns import turning as turning
 from .yardstick import CompiledPrice as CompiledPrice
+from .yardstick import Kernel as Kernel
+from .yardstick import compiled_kernels as compiled_kernels
 from .yardstick import compiled_price as compiled_price

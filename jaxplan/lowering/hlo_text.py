@@ -16,6 +16,7 @@ _COMPUTATION = re.compile(r"(?:ENTRY )?%?([\w.-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([\w.-]+) = ")
 _OPCODE = re.compile(r"([a-z][\w-]*)\(")
 _ARRAY = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
+_LAYOUT = re.compile(r"\]\{(\d+)")
 _WIDTH = re.compile(r"[a-z]+(\d+)")
 _NAME = re.compile(r"%([\w.-]+)")
 _CALLED = re.compile(r"\b(?:calls|to_apply|body|branch_computations|true_computation|false_computation)="
@@ -27,7 +28,10 @@ _TABLE = re.compile(r'(\d+) (?:"(.*)"|\{(.*)\})$')
 _FIELD = re.compile(r"(\w+)=(\d+)")
 
 # Opcodes whose called computations run as programs; a reduction's `to_apply` works on scalars.
-_CALLERS = frozenset({"while", "conditional", "call", "fusion", "async-start"})
+_CALLERS = frozenset({"while", "conditional", "call", "fusion", "async-start", "call-start", "fusion-start"})
+
+FUSIONS = frozenset({"fusion", "fusion-start"})
+"""Kernels of several operations; XLA of jax 0.11 starts some on GPU beside others, and waits with `fusion-done`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +96,7 @@ def _walk(
             inner *= trip_count(instruction, siblings, computations, while_trips)
         for many, one in _CALLED.findall(instruction.rest):
             for callee in _NAME.findall(many) or [one]:
-                fused = instruction.opcode == "fusion"
+                fused = instruction.opcode in FUSIONS
                 yield from _walk(
                     computations,
                     callee,
@@ -201,6 +205,14 @@ def _fields(text: str) -> dict[str, int]:
 def arrays_of(type_text: str) -> list[tuple[str, tuple[int, ...]]]:
     """(element type, shape) of an HLO type; of a tuple all its parts."""
     return [(dtype, tuple(int(d) for d in dims.split(",") if d)) for dtype, dims in _ARRAY.findall(type_text)]
+
+
+def row_bytes(type_text: str) -> float:
+    """Bytes of what lies side by side in the (first) array of an HLO type: its minor dimension's elements."""
+    (dtype, shape), *_ = arrays_of(type_text)
+    layout = _LAYOUT.search(type_text)
+    minor = int(layout.group(1)) if layout else len(shape) - 1
+    return bytes_of(f"{dtype}[{shape[minor]}]") if shape else 0.0
 
 
 def bytes_of(type_text: str) -> int:

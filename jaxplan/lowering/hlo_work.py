@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..cost import Channels
 from .hlo_text import Run, Sources, arrays_of, runs
 
 _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
@@ -22,6 +23,7 @@ _CALL_CONTRACTED = re.compile(r'"lhs_contracting_dimensions":\[([^\]]*)\]')
 _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 _WINDOW = re.compile(r"window=\{([^}]*)\}")
 _GROUPS = re.compile(r"batch_group_count=(\d+)")
+_FEATURE_GROUPS = re.compile(r"feature_group_count=(\d+)")
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _GEMMS = ("__cublas$", "__cublas$lt$", "__onednn$matmul")
 _CUDNN = re.compile(r"__cudnn\$conv(BackwardInput|BackwardFilter|)")
@@ -89,12 +91,28 @@ def product_flops(run: Run) -> float:
     return 2.0 * math.prod(result) * math.prod(lhs[int(d)] for d in numbers.split(",") if d)
 
 
-def _convolution(run: Run, backward: str) -> float:
+def library_channels(run: Run) -> Channels | None:
+    """Of a convolution that cuDNN is called for; None for everything else."""
+    call, groups = _CUDNN.match(_target(run)), _FEATURE_GROUPS.search(run.instruction.rest)
+    labels = _LABELS.search(run.instruction.rest)
+    if call is None or labels is None:
+        return None
+    images, kernel, _ = _forward_types(run, call.group(1))
+    count = int(groups.group(1)) if groups else 1
+    of_images = arrays_of(images)[0][1][labels.group(1).index("f")]
+    return Channels(of_images // count, arrays_of(kernel)[0][1][labels.group(2).index("o")] // count, count)
+
+
+def _forward_types(run: Run, backward: str) -> list[str]:
+    """HLO types of images, kernel and result; `backward`: which of cuDNN's gradients computes one of the first two."""
     types = [*(run.siblings[name].type for name in run.instruction.operands[:2]), run.instruction.type]
     if backward == "BackwardInput":  # of the result's gradient and the kernel
-        types = [types[2], types[1], types[0]]
-    elif backward:  # of the images and the result's gradient
-        types = [types[0], types[2], types[1]]
+        return [types[2], types[1], types[0]]
+    return [types[0], types[2], types[1]] if backward else types  # of the images and the result's gradient
+
+
+def _convolution(run: Run, backward: str) -> float:
+    types = _forward_types(run, backward)
     labels = _LABELS.search(run.instruction.rest)
     assert labels is not None
     written = _WINDOW.search(run.instruction.rest)

@@ -13,15 +13,24 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ..cost import CostModel, roofline_seconds
+from ..cost import (
+    Channels,
+    CostModel,
+    convolution_seconds,
+    on_tensor_cores,
+    roofline_seconds,
+    unaligned,
+    unaligned_seconds,
+)
 from ..hardware import Profile
 from .hlo import compiled_collectives, instruction_cycles
-from .hlo_text import Instruction, Run, arrays_of, bytes_of, runs
-from .hlo_work import product_flops
+from .hlo_text import Instruction, Run, arrays_of, bytes_of, row_bytes, runs
+from .hlo_work import library_channels, product_flops
 
 _NO_KERNEL = frozenset(
     {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all",
-     "partition-id", "replica-id", "iota", "opt-barrier", "async-start", "async-done", "async-update"}
+     "partition-id", "replica-id", "iota", "opt-barrier", "async-start", "async-done", "async-update", "call-start",
+     "call-done", "fusion-done"}
 )  # fmt: skip
 _COLLECTIVE = re.compile(
     r"(all-gather|all-reduce|reduce-scatter|all-to-all|ragged-all-to-all|collective-permute|collective-broadcast)"
@@ -92,6 +101,9 @@ class Kernel:
       name: of its instruction; op_name: the name stack of the operation it was made for.
       flops: of its matrix products, whose operands are of `dtype`; vector_flops: of everything else in it.
       bytes: memory that it reads and writes.
+      added: elements that it adds to memory in atomic operations.
+      odd: whether it is a product of rows that aren't multiples of 16 bytes.
+      channels: of a convolution that cuDNN is called for; else None.
       trips: how often it runs in one step.
     """
 
@@ -102,11 +114,21 @@ class Kernel:
     bytes: float
     dtype: str
     trips: float
+    added: float = 0.0
+    odd: bool = False
+    channels: Channels | None = None
 
     def seconds(self, profile: Profile) -> float:
         """Of one run: arithmetic and memory overlap, and no kernel takes less than its start."""
         product_s = float(roofline_seconds(self.flops, self.bytes, self.dtype, profile, matmul=True))
-        return max(product_s, self.vector_flops / profile.vector_flops_per_s)
+        if self.channels is not None:
+            width = _ITEM_BYTES.get(self.dtype, 4)
+            least_s = convolution_seconds(self.flops, self.bytes, self.dtype, width, self.channels, profile)
+            product_s = max(product_s, float(least_s))
+        if self.odd and on_tensor_cores(self.dtype, profile):
+            product_s = float(unaligned_seconds(self.flops, product_s, self.dtype, profile))
+        added_s = self.added * (profile.atomic_s or 0.0)
+        return max(product_s, self.vector_flops / profile.vector_flops_per_s) + added_s
 
 
 def compiled_kernels(hlo_text: str, while_trips: float = 16.0) -> Iterator[Kernel]:
@@ -126,13 +148,17 @@ def compiled_kernels(hlo_text: str, while_trips: float = 16.0) -> Iterator[Kerne
 
 
 def _kernel(outer: Run, inner: list[Run]) -> Kernel:
-    flops, vector_flops, dtype = 0.0, 0.0, "float32"
+    flops, vector_flops, added, dtype, odd = 0.0, 0.0, 0.0, "float32", False
     for run in inner or [outer]:
         part, siblings = run.instruction, run.siblings
+        if part.opcode == "scatter" and len(part.operands) == 3 and "unique_indices=true" not in part.rest:
+            added += _elements(siblings[part.operands[2]].type)
         products = product_flops(run)
         if products:
             flops += products
             dtype = _DTYPES.get(arrays_of(siblings[part.operands[0]].type)[0][0], "float32")
+            types = (*(siblings[name].type for name in part.operands[:2]), part.type)
+            odd |= part.opcode != "convolution" and any(unaligned(row_bytes(text)) for text in types)
         elif part.opcode == "reduce":
             vector_flops += sum(
                 _elements(siblings[name].type) for name in part.operands[: len(part.operands) // 2]
@@ -147,6 +173,9 @@ def _kernel(outer: Run, inner: list[Run]) -> Kernel:
         bytes=_traffic(outer, inner),
         dtype=dtype,
         trips=outer.trips,
+        added=added,
+        odd=odd and library_channels(outer) is None,
+        channels=library_channels(outer),
     )
 
 
@@ -161,7 +190,7 @@ def _traffic(outer: Run, inner: list[Run]) -> float:
         return 2.0 * bytes_of(instruction.type)
     own = [run for run in inner if run.siblings is inner[0].siblings] if inner else []
     if not own:
-        return bytes_of(instruction.type) + _bytes_named(instruction.operands, siblings)
+        return bytes_of(instruction.type) - _scratch(instruction) + _bytes_named(instruction.operands, siblings)
     body = {run.instruction.name: run.instruction for run in own}
     used: dict[str, list[tuple[Instruction, int]]] = {}
     for part in body.values():
@@ -187,6 +216,14 @@ def _traffic(outer: Run, inner: list[Run]) -> float:
         times = 2 if written.opcode == "scatter" else 1  # what is there is read, too
         total += bytes_of(written.type) if update is None else times * bytes_of(update.type)
     return total
+
+
+def _scratch(instruction: Instruction) -> float:
+    """Bytes of the room that a library call works in, the last of its results; what it moves there isn't known."""
+    arrays = arrays_of(instruction.type)
+    dtype, shape = arrays[-1] if arrays else ("", ())
+    works = instruction.opcode == "custom-call" and len(arrays) > 1 and len(shape) == 1 and dtype in ("u8", "s8")
+    return float(shape[0]) if works else 0.0
 
 
 def _put_in_place(instruction: Instruction) -> str | None:
@@ -221,3 +258,5 @@ _DTYPES = {
     "f8e4m3fn": "float8_e4m3fn", "f8e5m2": "float8_e5m2",
 }  # fmt: skip
 """Element types of HLO -> NumPy names, where a matrix unit runs them."""
+
+_ITEM_BYTES = {"float64": 8, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1}
