@@ -106,7 +106,7 @@ def measured_profile(base: Profile, measurements: Measurements, name: str) -> Pr
         )
     smallest = smallest_s(rows)
     if smallest is not None:
-        changes["op_overhead_s"] = set_number("op_overhead_s", smallest, "an 8 x 8 product in a loop")
+        changes["op_overhead_s"] = set_number("op_overhead_s", smallest, "products of 8 x 8, one after the other")
     links = list(base.links)
     fit = fitted_link(rows, links[0])
     if fit is not None:

@@ -34,6 +34,7 @@ from .masks import (
     CURVES,
     DEAR,
     MANY_READERS,
+    interleaved,
     is_dear,
     is_mask,
     moved_on_tpu,
@@ -87,6 +88,8 @@ class _Kernels:
         self.producers, self.uses = graph.producers(), graph.uses()
         self.mask = [platform == "tpu" and is_mask(tensor) for tensor in graph.values]
         self.kinds = [kind_of(graph, op, rule, platform) for op, rule in zip(graph.ops, rules, strict=True)]
+        for value in interleaved(graph, self.producers) if platform == "gpu" else ():
+            self.kinds[self.producers[value]] = "reduction"
         self.loop_of = [-1] * len(graph.ops)
         for position, loop in enumerate(graph.loops):  # inner loops stand after outer ones
             self.loop_of[loop.start : loop.stop] = [position] * (loop.stop - loop.start)

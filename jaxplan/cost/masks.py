@@ -33,7 +33,7 @@ derivative reads the argument, too, it is written beside the erfc (the exact gel
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ..ir import Graph, Op, Value
 from ..sharding import Rule
@@ -172,6 +172,19 @@ def read_at(graph: Graph, kinds: Sequence[str], levels: Sequence[int], value: in
                 seen.update(more)
                 todo += more
     return found
+
+
+def interleaved(graph: Graph, producers: Sequence[int]) -> Iterator[int]:
+    """What is put together of every second place each, as a scan by halves (`jax.lax.associative_scan`) does."""
+
+    def spread(value: int) -> bool:
+        maker = graph.ops[producers[value]] if producers[value] >= 0 else None
+        pads = maker is not None and maker.primitive == "pad"
+        return pads and any(inner for *_, inner in maker.params["padding_config"])
+
+    for op in graph.ops:
+        if op.primitive in ("add", "or") and all(map(spread, op.operands)):
+            yield op.results[0]
 
 
 def read_by_expansions(graph: Graph) -> set[int]:
