@@ -178,9 +178,9 @@ def interleaved(graph: Graph, producers: Sequence[int]) -> Iterator[int]:
     """What is put together of every second place each, as a scan by halves (`jax.lax.associative_scan`) does."""
 
     def spread(value: int) -> bool:
-        maker = graph.ops[producers[value]] if producers[value] >= 0 else None
-        pads = maker is not None and maker.primitive == "pad"
-        return pads and any(inner for *_, inner in maker.params["padding_config"])
+        if producers[value] < 0 or (maker := graph.ops[producers[value]]).primitive != "pad":
+            return False
+        return any(inner for *_, inner in maker.params["padding_config"])
 
     for op in graph.ops:
         if op.primitive in ("add", "or") and all(map(spread, op.operands)):
