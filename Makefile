@@ -113,6 +113,10 @@ bench: $(STAMP) ## What a call costs, and what planning takes by stage at publis
 bench-quality: $(STAMP) ## Plans and templates of every model as the TPU and GPU compilers make them (hours; goes on)
 	@$(RUN) experiments/quality/run.py --whole && $(RUN) experiments/quality/page.py
 
+.PHONY: bench-gpu
+bench-gpu: $(STAMP) ## Planned against measured on one H100, step by step and kernel by kernel (a minute; no GPU)
+	@$(RUN) experiments/gpu_truth/table.py
+
 .PHONY: bench-filled
 bench-filled: $(STAMP) ## Does what is promised to fit, fit? The largest batches of five models, compiled for v5e (half an hour)
 	@$(RUN) experiments/quality/filled.py resnet:resnet18 resnet:resnet50 alexnet:alexnet vgg:vgg16 gpt:gpt2
