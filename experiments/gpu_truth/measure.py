@@ -119,7 +119,7 @@ def kernel_rows(data: Any) -> list[dict[str, Any]]:
     """The events of a profile's device planes, those of one kernel and operation together."""
     found: dict[tuple[str, ...], dict[str, Any]] = {}
     for plane in data.planes:
-        if "GPU" not in plane.name and os.environ.get("ALL_PLANES") is None:
+        if "GPU" not in plane.name:
             continue
         for line in plane.lines:
             for event in line.events:
