@@ -27,14 +27,13 @@ from .images import copied_reads, image_lanes, written_for_products
 from .in_place import overwritable
 from .invariants import loop_invariants
 from .kernel_starts import kernel_starts
-from .kinds import COMPUTED_AGAIN, kind_of, source_values
+from .kinds import COMPUTED_AGAIN, kinds_of, source_values
 from .late_products import late_products
 from .masks import (
     COMPARISONS,
     CURVES,
     DEAR,
     MANY_READERS,
-    interleaved,
     is_dear,
     is_mask,
     moved_on_tpu,
@@ -87,9 +86,7 @@ class _Kernels:
         self.bytes = [v.bytes / share * (not v.host) for v, share in zip(graph.values, self.share, strict=True)]
         self.producers, self.uses = graph.producers(), graph.uses()
         self.mask = [platform == "tpu" and is_mask(tensor) for tensor in graph.values]
-        self.kinds = [kind_of(graph, op, rule, platform) for op, rule in zip(graph.ops, rules, strict=True)]
-        for value in interleaved(graph, self.producers) if platform == "gpu" else ():
-            self.kinds[self.producers[value]] = "reduction"
+        self.kinds = kinds_of(graph, rules, self.source, platform)
         self.loop_of = [-1] * len(graph.ops)
         for position, loop in enumerate(graph.loops):  # inner loops stand after outer ones
             self.loop_of[loop.start : loop.stop] = [position] * (loop.stop - loop.start)

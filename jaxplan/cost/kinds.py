@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ..ir import LOOP_EDGES, Graph, Op
 from ..sharding import Rule
-from .masks import fused_on
+from .masks import fused_on, halves
 
 _MOVEMENT = frozenset(
     {"broadcast_in_dim", "concatenate", "dynamic_slice", "pad", "reshape", "rev", "roll", "shift", "slice",
@@ -23,6 +23,20 @@ REDUCTIONS = frozenset(
 COMPUTED_AGAIN = 2.25
 """How many times its own bytes a value may be read from to be computed again: what is converted from f32 to bf16 with a
 little beside it is (the softmax inside the TPU compiler's attention products)."""
+
+
+def kinds_of(graph: Graph, rules: Sequence[Rule], source: Sequence[bool], platform: str) -> list[str]:
+    """`kind_of` every operation; what a scan by halves writes on GPU (`masks.halves`) is the root of a kernel there.
+
+    Args:
+      source: see `source_values`.
+    """
+    kinds = [kind_of(graph, op, rule, platform) for op, rule in zip(graph.ops, rules, strict=True)]
+    producers = graph.producers()
+    for value in halves(graph, producers) if platform == "gpu" else ():
+        if producers[value] >= 0 and kinds[producers[value]] == "fused" and not source[value]:
+            kinds[producers[value]] = "reduction"
+    return kinds
 
 
 def kind_of(graph: Graph, op: Op, rule: Rule, platform: str) -> str:

@@ -174,8 +174,9 @@ def read_at(graph: Graph, kinds: Sequence[str], levels: Sequence[int], value: in
     return found
 
 
-def interleaved(graph: Graph, producers: Sequence[int]) -> Iterator[int]:
-    """What is put together of every second place each, as a scan by halves (`jax.lax.associative_scan`) does."""
+def halves(graph: Graph, producers: Sequence[int]) -> Iterator[int]:
+    """What a scan by halves (`jax.lax.associative_scan`) puts together of every second place each, and what its
+    gradient cuts off before it takes every second place of that: XLA for GPU writes both, level by level."""
 
     def spread(value: int) -> bool:
         if producers[value] < 0 or (maker := graph.ops[producers[value]]).primitive != "pad":
@@ -185,6 +186,10 @@ def interleaved(graph: Graph, producers: Sequence[int]) -> Iterator[int]:
     for op in graph.ops:
         if op.primitive in ("add", "or") and all(map(spread, op.operands)):
             yield op.results[0]
+        elif op.primitive == "slice" and 2 in (op.params["strides"] or ()):
+            made = producers[op.operands[0]]
+            if made >= 0 and graph.ops[made].primitive == "pad":
+                yield op.operands[0]
 
 
 def read_by_expansions(graph: Graph) -> set[int]:
