@@ -52,13 +52,12 @@ def seconds_an_iteration(
         once = partial(loop, trips=trips)
         return jax.shard_map(once, mesh=mesh, in_specs=axes, out_specs=axes, check_vma=False)(x)
 
-    if mesh.devices.flat[0].platform == "cpu":
-        # an argument, so that XLA can't unroll the loop and fuse its iterations
+    if _told_in_program(mesh):
+        run = jax.jit(of_length, static_argnums=1)
+    else:  # an argument, so that XLA can't unroll the loop and fuse its iterations
         run = jax.jit(
             jax.shard_map(loop, mesh=mesh, in_specs=(axes, PartitionSpec()), out_specs=axes, check_vma=False)
         )
-    else:  # a GPU asks the host after every iteration of a loop whose length isn't in the program
-        run = jax.jit(of_length, static_argnums=1)
     x = _on_each(mesh, per_device)
     trips = _LEAST_TRIPS
     while trips < _MOST_TRIPS and (taken := _fastest(run, x, trips, 1, clock)) < _LONG_ENOUGH_S:
@@ -66,6 +65,11 @@ def seconds_an_iteration(
     once, many = _fastest(run, x, 1, REPEATS, clock), _fastest(run, x, trips, REPEATS, clock)
     # the first iteration bears what starting costs; where that drowns in noise, all bear it alike
     return (many - once) / (trips - 1) if many > once else many / trips
+
+
+def _told_in_program(mesh: Mesh) -> bool:
+    """Whether loops are timed whose length is in the program: a GPU asks the host after every iteration of others."""
+    return str(mesh.devices.flat[0].platform) != "cpu"
 
 
 def seconds_a_call(

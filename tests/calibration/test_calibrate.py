@@ -196,7 +196,10 @@ def test_every_collective_that_is_timed_is_in_the_program(kind: str) -> None:
     assert text is not None and kind.replace("_", "-") in text
 
 
-def test_an_iteration_of_twice_the_work_takes_longer() -> None:
+@pytest.mark.parametrize("told", [False, True])
+def test_an_iteration_of_twice_the_work_takes_longer(told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the loop's length is an argument or, as for accelerators, in the program."""
+    monkeypatch.setattr(timing, "_told_in_program", lambda mesh: told)
     mesh = Mesh(np.array(jax.devices()[:1]), ("d",))
     x = np.full((256, 256), 1e-3, np.float32)
     once = seconds_an_iteration(lambda x: x @ x, x, mesh)
