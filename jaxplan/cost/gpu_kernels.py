@@ -129,8 +129,9 @@ def operation_seconds(
         odd = np.zeros(len(options), bool)
         for value, places in zip((*op.operands, *op.results), (*options.operands, *options.results), strict=True):
             tensor = graph.values[value]
-            if tensor.shape and on_tensor_cores(dtype, profile):
-                odd |= unaligned(local_sizes(tensor.shape, places, axes)[:, -1] * tensor.item_bytes)
+            rows = [d for d, size in enumerate(tensor.shape) if size > 1][-1:]
+            if rows and on_tensor_cores(dtype, profile):
+                odd |= unaligned(local_sizes(tensor.shape, places, axes)[:, rows[0]] * tensor.item_bytes)
         return np.where(odd & whole, unaligned_seconds(flops, made_s, dtype, profile), made_s)
     if profile.atomic_s is not None and op.primitive in _ADDING and not op.params.get("unique_indices"):
         place, tries = 2, 1.0

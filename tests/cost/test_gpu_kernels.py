@@ -156,6 +156,14 @@ def test_a_product_is_as_odd_as_the_rows_that_each_device_has() -> None:
     assert (seconds(graph, op, (("data", 8),), made_s=1.0, whole=False) == 1).all()
 
 
+def test_dimensions_of_one_are_no_rows() -> None:
+    """Scores of one group of heads end with it: bf16[batch, heads, 197, 197, 1]."""
+    graph = graph_of(lambda q, k: jnp.einsum("bqhd,bkhgd->bhqkg", q, k), (2, 197, 4, 64), (2, 197, 4, 1, 64))
+    (op,) = [op for op in graph.ops if op.primitive == "dot_general"]
+    assert graph.values[op.results[0]].shape[-1] == 1
+    assert seconds(graph, op, made_s=1.0)[0] > 1
+
+
 def test_what_is_added_takes_time_unless_no_two_meet() -> None:
     def added(unique: bool) -> float:
         def into(table: Any, rows: Any) -> Any:
