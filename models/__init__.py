@@ -7,6 +7,8 @@ Each module of `MODELS` has `CONFIGS` (from `tiny` to published sizes), `init_st
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -77,6 +79,25 @@ def get_config(model_name: str, config_name: str) -> Any:
 
 def abstract_arguments(model_name: str, config_name: str) -> tuple[Any, Any]:
     """The shapes of a step's state and batch, as pytrees of ShapeDtypeStruct; allocates nothing."""
-    module, config = get(model_name), get_config(model_name, config_name)
-    state_shapes = jax.eval_shape(lambda: module.init_state(config, jax.random.key(0)))
-    return state_shapes, module.batch_shapes(config)
+    model, config = get(model_name), get_config(model_name, config_name)
+    return Case(name=model_name, model=model, config=config, what=config_name).shapes()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A model at one size, as experiments run it; `what` is its line of their tables."""
+
+    name: str
+    model: ModuleType
+    config: Any
+    what: str
+
+    def step(self) -> Callable[..., Any]:
+        """`(state, batch) -> (state, metrics)`, for one device."""
+        step: Callable[..., Any] = self.model.make_train_step(self.config)
+        return step
+
+    def shapes(self) -> tuple[Any, Any]:
+        """State and batch as ShapeDtypeStructs; allocates nothing."""
+        state = jax.eval_shape(lambda: self.model.init_state(self.config, jax.random.key(0)))
+        return state, self.model.batch_shapes(self.config)

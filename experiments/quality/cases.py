@@ -5,36 +5,12 @@ Layers are scanned where the model can: a compile's time grows with the program,
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from types import ModuleType
+from dataclasses import replace
 from typing import Any
 
 import block
-import jax
 
-from models import dlrm, gnn, gpt, llama, lstm, mamba, mlp, moe, resnet, t5, unet, vit, whisper
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """A model at one size; `what` is its line on the page."""
-
-    name: str
-    model: ModuleType
-    config: Any
-    what: str
-
-    def step(self) -> Callable[..., Any]:
-        """`(state, batch) -> (state, metrics)`, for one device."""
-        step: Callable[..., Any] = self.model.make_train_step(self.config)
-        return step
-
-    def shapes(self) -> tuple[Any, Any]:
-        """State and batch as ShapeDtypeStructs; allocates nothing."""
-        state = jax.eval_shape(lambda: self.model.init_state(self.config, jax.random.key(0)))
-        return state, self.model.batch_shapes(self.config)
-
+from models import Case, dlrm, gnn, gpt, llama, lstm, mamba, mlp, moe, resnet, t5, unet, vit, whisper
 
 _GPT_BLOCK = gpt.Config(
     n_layers=8, dim=1024, n_heads=8, seq_len=512, batch_size=16, vocab_size=8192, scan_layers=True

@@ -5,34 +5,7 @@ Small enough for a TPU compile in a minute or two, large enough to be bound by w
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from types import ModuleType
-from typing import Any
-
-import jax
-
-from models import gpt, llama, mlp, moe, vit
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """A model at one size; `what` is its line in the README."""
-
-    name: str
-    model: ModuleType
-    config: Any
-    what: str
-
-    def step(self) -> Callable[..., Any]:
-        """`(state, batch) -> (state, metrics)`, for one device."""
-        return self.model.make_train_step(self.config)
-
-    def shapes(self) -> tuple[Any, Any]:
-        """State and batch as ShapeDtypeStructs; allocates nothing."""
-        state = jax.eval_shape(lambda: self.model.init_state(self.config, jax.random.key(0)))
-        return state, self.model.batch_shapes(self.config)
-
+from models import Case, gpt, llama, mlp, moe, vit
 
 CASES = (
     Case(

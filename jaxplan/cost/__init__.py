@@ -13,7 +13,6 @@ from .floor import least_memory as least_memory
 from .fusion import traffic as traffic
 from .gpu_kernels import Channels as Channels
 from .gpu_kernels import convolution_seconds as convolution_seconds
-from .gpu_kernels import on_tensor_cores as on_tensor_cores
 from .gpu_kernels import unaligned as unaligned
 from .gpu_kernels import unaligned_seconds as unaligned_seconds
 from .kinds import idle as idle

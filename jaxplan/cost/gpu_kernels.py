@@ -59,13 +59,13 @@ def channels_of(op: Op, graph: Graph) -> Channels | None:
 
 
 def convolution_seconds(
-    flops: npt.ArrayLike, bytes: npt.ArrayLike, dtype: str, item_bytes: int, channels: Channels, profile: Profile
+    flops: npt.ArrayLike, bytes: npt.ArrayLike, dtype: str, channels: Channels, profile: Profile
 ) -> npt.NDArray[np.float64]:
     """Least seconds of a convolution whose channels keep it from the tensor cores' rate; 0 where they don't.
 
     Args:
       flops, bytes: of one device, without padding.
-      dtype, item_bytes: NumPy name of the operands' dtype, and bytes of an element.
+      dtype: NumPy name of the operands' dtype.
     """
     seconds = np.zeros(np.broadcast_shapes(np.shape(flops), np.shape(bytes)))
     if profile.unaligned_efficiency is None or profile.depthwise_efficiency is None:
@@ -75,8 +75,8 @@ def convolution_seconds(
             return seconds
         rate = profile.hbm_bytes_per_s * profile.depthwise_efficiency
         return np.asarray(seconds + np.asarray(bytes, np.float64) / rate)
-    aligned = _ALIGNED_BYTES // max(item_bytes, 1)
-    if channels.images % aligned == 0 or not on_tensor_cores(dtype, profile):
+    aligned = _ALIGNED_BYTES // np.dtype(dtype).itemsize
+    if channels.images % aligned == 0 or not _on_tensor_cores(dtype, profile):
         return seconds
     padded = np.asarray(flops, np.float64) * math.ceil(channels.images / aligned) * aligned / channels.images
     return np.asarray(seconds + padded / (profile.peak_for(dtype) * profile.unaligned_efficiency))
@@ -88,7 +88,7 @@ def unaligned(row_bytes: npt.ArrayLike) -> npt.NDArray[np.bool_]:
     return np.asarray((size > _ALIGNED_BYTES) & (size % _ALIGNED_BYTES != 0))
 
 
-def on_tensor_cores(dtype: str, profile: Profile) -> bool:
+def _on_tensor_cores(dtype: str, profile: Profile) -> bool:
     """Whether products of this NumPy dtype are."""
     return profile.flops_class(dtype) not in ("f32", "f64", None)
 
@@ -96,11 +96,13 @@ def on_tensor_cores(dtype: str, profile: Profile) -> bool:
 def unaligned_seconds(
     flops: npt.ArrayLike, made_s: npt.ArrayLike, dtype: str, profile: Profile
 ) -> npt.NDArray[np.float64]:
-    """Of a product of such rows that would take `made_s` without them; dtype: NumPy name of its operands'."""
-    if profile.unaligned_flops_share is None or profile.unaligned_hbm_share is None:
+    """Of a product of such rows that would take `made_s` without them, as it does outside tensor cores; dtype: NumPy
+    name of its operands'."""
+    shares = profile.unaligned_flops_share, profile.unaligned_hbm_share
+    if shares[0] is None or shares[1] is None or not _on_tensor_cores(dtype, profile):
         return np.asarray(made_s, np.float64)
-    rate = profile.peak_for(dtype) * profile.matmul_efficiency * profile.unaligned_flops_share
-    return np.maximum(np.asarray(flops) / rate, np.asarray(made_s) / profile.unaligned_hbm_share)
+    rate = profile.peak_for(dtype) * profile.matmul_efficiency * shares[0]
+    return np.maximum(np.asarray(flops) / rate, np.asarray(made_s) / shares[1])
 
 
 def operation_seconds(
@@ -119,18 +121,16 @@ def operation_seconds(
       whole: `bool[n]`: no product that is split, see `split_k`: XLA pads the rows of those.
     """
     flops, bytes, made_s = work
+    dtype = graph.values[op.operands[0]].dtype if op.operands else ""
     channels = channels_of(op, graph)
     if channels is not None:
-        images = graph.values[op.operands[0]]
-        least_s = convolution_seconds(flops, bytes, images.dtype, int(images.item_bytes), channels, profile)
-        return np.maximum(made_s, least_s)
+        return np.maximum(made_s, convolution_seconds(flops, bytes, dtype, channels, profile))
     if op.primitive == "dot_general":
-        dtype = graph.values[op.operands[0]].dtype
         odd = np.zeros(len(options), bool)
         for value, places in zip((*op.operands, *op.results), (*options.operands, *options.results), strict=True):
             tensor = graph.values[value]
             rows = [d for d, size in enumerate(tensor.shape) if size > 1][-1:]
-            if rows and on_tensor_cores(dtype, profile):
+            if rows:
                 odd |= unaligned(local_sizes(tensor.shape, places, axes)[:, rows[0]] * tensor.item_bytes)
         return np.where(odd & whole, unaligned_seconds(flops, made_s, dtype, profile), made_s)
     if profile.atomic_s is not None and op.primitive in _ADDING and not op.params.get("unique_indices"):

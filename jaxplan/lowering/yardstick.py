@@ -13,15 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ..cost import (
-    Channels,
-    CostModel,
-    convolution_seconds,
-    on_tensor_cores,
-    roofline_seconds,
-    unaligned,
-    unaligned_seconds,
-)
+from ..cost import Channels, CostModel, convolution_seconds, roofline_seconds, unaligned, unaligned_seconds
 from ..hardware import Profile
 from .hlo import compiled_collectives, instruction_cycles
 from .hlo_text import Instruction, Run, arrays_of, bytes_of, row_bytes, runs
@@ -122,10 +114,9 @@ class Kernel:
         """Of one run: arithmetic and memory overlap, and no kernel takes less than its start."""
         product_s = float(roofline_seconds(self.flops, self.bytes, self.dtype, profile, matmul=True))
         if self.channels is not None:
-            width = _ITEM_BYTES.get(self.dtype, 4)
-            least_s = convolution_seconds(self.flops, self.bytes, self.dtype, width, self.channels, profile)
+            least_s = convolution_seconds(self.flops, self.bytes, self.dtype, self.channels, profile)
             product_s = max(product_s, float(least_s))
-        if self.odd and on_tensor_cores(self.dtype, profile):
+        if self.odd:
             product_s = float(unaligned_seconds(self.flops, product_s, self.dtype, profile))
         added_s = self.added * (profile.atomic_s or 0.0)
         return max(product_s, self.vector_flops / profile.vector_flops_per_s) + added_s
@@ -149,6 +140,7 @@ def compiled_kernels(hlo_text: str, while_trips: float = 16.0) -> Iterator[Kerne
 
 def _kernel(outer: Run, inner: list[Run]) -> Kernel:
     flops, vector_flops, added, dtype, odd = 0.0, 0.0, 0.0, "float32", False
+    channels = library_channels(outer)
     for run in inner or [outer]:
         part, siblings = run.instruction, run.siblings
         if part.opcode == "scatter" and len(part.operands) == 3 and "unique_indices=true" not in part.rest:
@@ -174,8 +166,8 @@ def _kernel(outer: Run, inner: list[Run]) -> Kernel:
         dtype=dtype,
         trips=outer.trips,
         added=added,
-        odd=odd and library_channels(outer) is None,
-        channels=library_channels(outer),
+        odd=odd and channels is None,
+        channels=channels,
     )
 
 
@@ -258,5 +250,3 @@ _DTYPES = {
     "f8e4m3fn": "float8_e4m3fn", "f8e5m2": "float8_e5m2",
 }  # fmt: skip
 """Element types of HLO -> NumPy names, where a matrix unit runs them."""
-
-_ITEM_BYTES = {"float64": 8, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1}

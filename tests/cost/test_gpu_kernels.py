@@ -130,14 +130,14 @@ def test_groups_of_one_channel_are_told_in_the_gradients_too() -> None:
 
 
 def test_only_channels_that_are_padded_are_dear_and_only_on_tensor_cores() -> None:
-    def least_s(images: int, dtype: str, item_bytes: int, hardware: str = "h100", groups: int = 1) -> float:
+    def least_s(images: int, dtype: str, hardware: str = "h100", groups: int = 1) -> float:
         channels = Channels(images, 64, groups)
-        return float(convolution_seconds(1e12, 1e9, dtype, item_bytes, channels, load_profile(hardware)))
+        return float(convolution_seconds(1e12, 1e9, dtype, channels, load_profile(hardware)))
 
-    assert least_s(64, "bfloat16", 2) == 0 == least_s(4, "float32", 4)
-    assert least_s(3, "bfloat16", 2) > least_s(6, "bfloat16", 2) > 1e12 / H100.peak_for("bfloat16") * 5
-    assert least_s(3, "float32", 4) > 0 == least_s(3, "float32", 4, "p100")  # no tensor cores there
-    assert least_s(1, "bfloat16", 2, groups=64) > 0 == least_s(4, "bfloat16", 2, groups=16)
+    assert least_s(64, "bfloat16") == 0 == least_s(4, "float32")
+    assert least_s(3, "bfloat16") > least_s(6, "bfloat16") > 1e12 / H100.peak_for("bfloat16") * 5
+    assert least_s(3, "float32") > 0 == least_s(3, "float32", "p100")  # no tensor cores there
+    assert least_s(1, "bfloat16", groups=64) > 0 == least_s(4, "bfloat16", groups=16)
 
 
 @pytest.mark.parametrize(("row_bytes", "odd"), [(3000, True), (394, True), (2000, False), (8, False), (16, False)])
