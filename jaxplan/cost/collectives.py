@@ -110,7 +110,7 @@ def _stages(links: tuple[AxisLink, ...]) -> tuple[_Stage, ...]:
 
 
 _COMBINED: dict[str, tuple[str, ...]] = {
-    "gpu": ("all_gather", "all_reduce", "reduce_scatter"),
+    "gpu": ("all_gather", "all_reduce", "collective_permute", "reduce_scatter"),
     "tpu": ("all_reduce",),
 }
 """Platform -> the collectives that its compiler combines (the compiled steps of experiments/quality)."""

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .accumulate import SUMS
+from .accumulate import SUMS, accumulating_ops
 from .graph import VIEWS, Graph, Op
 
 _TOTALS = frozenset(
@@ -60,6 +60,8 @@ def start_shares(graph: Graph, products: Sequence[bool], sums: Sequence[bool]) -
         for op in graph.ops
         if sums[op.index] and all(late[v] for v in op.results) and not all(late[v] for v in op.operands)
     )
+    accumulated = [graph.ops[op] for op in accumulating_ops(graph) if graph.ops[op].primitive == "carry_init"]
+    finished.update(bodies[op.index] for op in accumulated if late[op.results[0]])
     adding = [sums[op.index] and not all(late[v] for v in op.results) for op in graph.ops]
     depth = _depths(graph, adding, bodies, producers)
     twins, spread = _twins(graph, products, adding, bodies, depth), _spread(graph, depth, bodies, producers)
@@ -226,17 +228,28 @@ def _early(graph: Graph, products: Sequence[bool], bodies: Sequence[_Body], prod
 
 
 def _late(graph: Graph, products: Sequence[bool], bodies: Sequence[_Body], producers: Sequence[int]) -> list[bool]:
-    """Whether a value leads to no product of its body."""
-    late = [True] * len(graph.values)
-    for op in reversed(graph.ops):
-        here = len(bodies[op.index])
-        onward = not products[op.index] and op.primitive != "carry_next" and all(late[v] for v in op.results)
-        for operand in op.operands:
-            maker = producers[operand]
-            depth = len(bodies[maker]) if maker >= 0 else 0
-            if depth < here:
-                late[operand] = False  # read by a loop further in
-            elif depth == here:
-                late[operand] &= onward
-    return late
+    """Whether a value leads to no product of its body; a carry: of the body around its loop.
 
+    What an iteration hands to the next leads where that carry leads within the loop: a sum that is added up, nowhere.
+    """
+    carries = {op.operands[1]: True for op in graph.ops if op.primitive == "carry_next"}  # leads to none within its loop
+    while True:
+        late, within = [True] * len(graph.values), dict.fromkeys(carries, True)
+        for op in reversed(graph.ops):
+            here = len(bodies[op.index])
+            if op.primitive == "carry_next":
+                late[op.operands[0]] &= carries[op.operands[1]]
+                continue
+            onward = not products[op.index] and all(late[v] for v in op.results)
+            for operand in op.operands:
+                maker = producers[operand]
+                depth = len(bodies[maker]) if maker >= 0 else 0
+                if depth == here:
+                    late[operand] &= onward
+                elif depth < here and operand in within:
+                    within[operand] &= onward and depth + 1 == here
+                elif depth < here:
+                    late[operand] = False  # read by a loop further in
+        if within == carries:
+            return late
+        carries = {carry: carries[carry] and within[carry] for carry in carries}

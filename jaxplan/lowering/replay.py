@@ -19,7 +19,7 @@ from .outer_products import on_their_own
 from .pending import Held, finished, held_as, on_parts
 from .repeats import Short
 from .starts import SLICES, in_range
-from .taken_as_it_lies import alone, left_out
+from .taken_as_it_lies import alone, left_out, turned_over
 
 Pins = Mapping[Site, tuple[NamedSharding, ...]]
 """Sharding constraints by place; several at one place are applied one after another."""
@@ -248,7 +248,7 @@ class Replay:
             parts = self._on_parts(eqn, position, operands, frame, self._layouts)
             return [finished(parts, self._mesh, scope)]
         elif self._alike is not None and (there := alone(eqn)) is not None:
-            return [jax.lax.neg(operands[there])]
+            return [turned_over(operands[there])]
         else:
             operands = on_their_own(eqn, in_range(eqn, operands))
             results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(params))

@@ -83,11 +83,11 @@ def collective_prices(
 
 
 def _of_constants(graph: Graph) -> list[bool]:
-    """For every value whether it depends on no argument."""
+    """For every value whether it depends on no argument; a loop's carry does, whatever it starts from."""
     found = [value.constant for value in graph.values]
     for op in graph.ops:
         for value in op.results:
-            found[value] = all(found[v] for v in op.operands)
+            found[value] = op.primitive != "carry_init" and all(found[v] for v in op.operands)
     return found
 
 

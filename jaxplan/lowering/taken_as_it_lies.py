@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from .._jax import Literal
@@ -32,7 +34,14 @@ def alone(eqn: Any) -> int | None:
     if len(taken) > 1 and (len(taken) != 2 or name not in _ARITHMETIC or taken[written.index(True)].shape):
         return None
     found = written.index(False)
-    return found if (taken[found].shape, taken[found].dtype) == (made.shape, made.dtype) else None
+    if (taken[found].shape, taken[found].dtype) != (made.shape, made.dtype):
+        return None
+    return found if made.dtype == bool or jnp.issubdtype(made.dtype, np.number) else None
+
+
+def turned_over(operand: jax.Array) -> jax.Array:
+    """What stands for such an equation: the shortest that is one, of numbers their negative."""
+    return jax.lax.bitwise_not(operand) if operand.dtype == bool else jax.lax.neg(operand)
 
 
 def lying_alike(

@@ -74,6 +74,32 @@ def test_the_gradients_of_a_loops_body_share_one_start() -> None:
     assert [starts.gathered[value] for value in gradients] == [1.0, 1.0]  # after their sums, by themselves
 
 
+def test_what_a_loop_adds_up_shares_one_start_within_it_and_behind_it() -> None:
+    """Gradients of microbatches: nothing waits for them within the loop; what an iteration needs of the last has none."""
+
+    def step(weights: Any, x: jax.Array) -> Any:
+        def loss(weights: Any, x: jax.Array) -> jax.Array:
+            return jnp.sum(jnp.tanh(x @ weights["a"]) @ weights["b"])
+
+        def microbatch(carry: Any, x: jax.Array) -> Any:
+            total, state = carry
+            total = jax.tree.map(jnp.add, total, jax.grad(loss)(weights, x + state))
+            return (total, jnp.tanh(x @ state)), None
+
+        zeros = jax.tree.map(jnp.zeros_like, weights)
+        (total, state), _ = jax.lax.scan(microbatch, (zeros, x[0]), x)
+        return jax.tree.map(lambda w, g: w - 0.1 * g / 4, weights, total), state
+
+    graph = graph_of(step, {"a": SQUARE, "b": SQUARE}, jax.ShapeDtypeStruct((4, 8, 8), jnp.float32))
+    shares = start_shares(graph, products(graph), sums(graph)).sent
+    carries = {op.operands[1]: op.operands[0] for op in graph.ops if op.primitive == "carry_next"}
+    *added, (_, handed_on) = carries.items()
+    assert [round(1 / shares[v]) for pair in added for v in pair] == [2] * 4
+    assert shares[handed_on] == 1.0
+    scaled = [op.results[0] for op in graph.ops if op.primitive == "div"]
+    assert [round(1 / shares[v]) for v in scaled] == [2, 2]
+
+
 def test_sums_alike_of_which_none_waits_for_another_start_together() -> None:
     def step(x: jax.Array, up: jax.Array, gate: jax.Array, down: jax.Array) -> Any:
         x = jnp.tanh(x @ up)

@@ -276,6 +276,24 @@ def test_elementwise_equations_between_two_others_are_left_out_of_what_is_only_a
     assert sent(whole) == sent(short) and sent(whole)
 
 
+def test_masks_and_keys_are_asked_how_they_lie() -> None:
+    """A mask has no negative, and a PRNG key has none either."""
+    mesh = AbstractMesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+    def step(x: jax.Array, seeds: jax.Array) -> tuple[jax.Array, jax.Array]:
+        mask = x > 0
+        keys = jax.lax.optimization_barrier(jax.random.wrap_key_data(seeds))
+        return jnp.where(~mask, x * 2.0, 0.0) + mask, jax.vmap(jax.random.bits)(jnp.copy(keys)) + jax.random.bits(keys[0])
+
+    traced = trace(step, [jax.ShapeDtypeStruct((16, 32), "f4"), jax.ShapeDtypeStruct((16, 2), "u4")], {})
+    inputs = [Layout(dims=(("data",), ())), Layout(dims=(("data",), ()))]
+    outputs = [Layout(dims=(("data",), ())), Layout(dims=(("data",),))]
+    every = {(s.frame, s.equation) for value in traced.graph.values if (s := value.site) is not None}
+    lowered = lower_flat(traced, (), mesh, inputs, outputs, platform="tpu", alike=every)
+    found = partition(lowered.compiler_ir("stablehlo"))
+    assert not found.warnings and "not" in {op.op for op in found.ops}
+
+
 def test_an_equation_lies_alike_where_nothing_is_decided_to_move_around_it() -> None:
     traced = trace(lambda x: jnp.tanh(jnp.exp(jnp.sin(x)) * 2.0).sum(0), [jax.ShapeDtypeStruct((8, 16), "f4")], {})
     graph = traced.graph
