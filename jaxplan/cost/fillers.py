@@ -288,7 +288,8 @@ class _Backwards:
                 if at in self.fillers:
                     self.times[at] = at
                 self._ran(at, at)
-        until = {filler: one.place for one in self.sums if one.started for filler in one.fillers}
+        # those behind the last product run in their own time, whenever the sum that takes them starts
+        until = {f: one.place for one in self.sums if one.started for f in one.fillers if f in self.times}
         return Fillers(self.times, until)
 
     def _before(self, at: int) -> None:

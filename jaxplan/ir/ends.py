@@ -232,7 +232,7 @@ def _late(graph: Graph, products: Sequence[bool], bodies: Sequence[_Body], produ
 
     What an iteration hands to the next leads where that carry leads within the loop: a sum that is added up, nowhere.
     """
-    carries = {op.operands[1]: True for op in graph.ops if op.primitive == "carry_next"}  # leads to none within its loop
+    carries = {op.operands[1]: True for op in graph.ops if op.primitive == "carry_next"}  # to none within its loop
     while True:
         late, within = [True] * len(graph.values), dict.fromkeys(carries, True)
         for op in reversed(graph.ops):

@@ -13,6 +13,7 @@ from .._jax import Literal, as_closed, equation_context, opened, scan_signature
 from ..ir import HOST_KIND, Site, call_of, on_host, shape_as, spaces_named
 from ..sharding import Layout, runs_locally
 from .ahead import Ahead, ahead_of_loops
+from .complex_sums import of_two_parts
 from .kernels import opaque, run_locally
 from .listing import KEPT_CALLS, seen_through
 from .outer_products import on_their_own
@@ -249,6 +250,8 @@ class Replay:
             return [finished(parts, self._mesh, scope)]
         elif self._alike is not None and (there := alone(eqn)) is not None:
             return [turned_over(operands[there])]
+        elif (whole := of_two_parts(eqn, operands, self._mesh)) is not None:
+            return [whole]
         else:
             operands = on_their_own(eqn, in_range(eqn, operands))
             results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(params))

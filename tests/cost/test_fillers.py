@@ -123,6 +123,28 @@ def test_what_they_make_waits_for_its_sum() -> None:
     assert all(given.until[i] >= given.times[i] for i in given.until)
 
 
+@pytest.mark.parametrize("search", ["data", "fsdp"])
+def test_a_scales_gradient_behind_the_last_product_runs_in_its_own_time(search: str) -> None:
+    """It is summed with the others in one, which starts beside the optimizer."""
+
+    def step(weights: Any, x: jax.Array) -> Any:
+        def scaled(h: jax.Array, into: jax.Array, gain: jax.Array) -> jax.Array:
+            return jnp.tanh((h * gain) @ into)
+
+        def loss(weights: Any) -> jax.Array:
+            h = x
+            for pair in weights:
+                h = jax.checkpoint(scaled)(h, *pair)
+            return h[0, 0]
+
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights))
+
+    mesh = jax.sharding.AbstractMesh((8,), ("data",))
+    arguments = [(of(256, 256, dtype=jnp.float32), of(256, dtype=jnp.float32))] * 2, of(4096, 256, dtype=jnp.float32)
+    options = {"search": search, "compare_templates": False}
+    assert jaxplan.auto_shard(step, mesh, hardware="h100", options=options).plan(*arguments).cost.peak_bytes > 0
+
+
 def test_where_a_block_gathers_more_than_it_makes_ever_more_gradients_wait() -> None:
     """Of 24 blocks too: 3288 MB were compiled for 3259 so, 2940 in one gather each on eight devices for 2902."""
 

@@ -75,7 +75,7 @@ def test_the_gradients_of_a_loops_body_share_one_start() -> None:
 
 
 def test_what_a_loop_adds_up_shares_one_start_within_it_and_behind_it() -> None:
-    """Gradients of microbatches: nothing waits for them within the loop; what an iteration needs of the last has none."""
+    """Gradients of microbatches: nothing waits for them within the loop, but for what the next iteration needs."""
 
     def step(weights: Any, x: jax.Array) -> Any:
         def loss(weights: Any, x: jax.Array) -> jax.Array:

@@ -283,7 +283,8 @@ def test_masks_and_keys_are_asked_how_they_lie() -> None:
     def step(x: jax.Array, seeds: jax.Array) -> tuple[jax.Array, jax.Array]:
         mask = x > 0
         keys = jax.lax.optimization_barrier(jax.random.wrap_key_data(seeds))
-        return jnp.where(~mask, x * 2.0, 0.0) + mask, jax.vmap(jax.random.bits)(jnp.copy(keys)) + jax.random.bits(keys[0])
+        bits = jax.vmap(jax.random.bits)(jnp.copy(keys)) + jax.random.bits(keys[0])
+        return jnp.where(~mask, x * 2.0, 0.0) + mask, bits
 
     traced = trace(step, [jax.ShapeDtypeStruct((16, 32), "f4"), jax.ShapeDtypeStruct((16, 2), "u4")], {})
     inputs = [Layout(dims=(("data",), ())), Layout(dims=(("data",), ()))]
