@@ -336,14 +336,14 @@ def taken_in(graph: Graph, producers: Sequence[int], kinds: Sequence[str], sourc
 
     XLA's Triton products compute of it what reads no more bytes than it makes (`IsInputWorthFusing`,
     xla/service/gpu/triton_tiling_propagation.cc): relus and exponentials, but no sum with a bias and no normalised row
-    (an MLP, a perceiver and an MLP-Mixer compiled for H100, jax 0.10.2).  Complex numbers are multiplied by cuBLAS,
-    which reads them as they are.
+    (an MLP, a perceiver and an MLP-Mixer compiled for H100, jax 0.10.2).  What is padded they don't, as the gradient of
+    all scores but the last.  Complex numbers are multiplied by cuBLAS, which reads them as they are.
     """
     value, complex_ = unmoved(graph, producers, value), is_complex(graph, value)
     while (made := producers[value]) >= 0 and kinds[made] == "fused" and not complex_:
         op = graph.ops[made]
         read = [v for v in op.operands if not source[v]]
-        if len(read) != 1 or op.primitive in _TWICE:
+        if len(read) != 1 or op.primitive in _TWICE or op.primitive == "pad":
             break
         if graph.values[read[0]].bytes > graph.values[value].bytes:
             break
