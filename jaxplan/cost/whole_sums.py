@@ -2,7 +2,8 @@
 
 It scatters a sum in whole tiles of the layout in which the piece lies: the one that pads it least.  Of equals, a
 product's result has the last dimension of its second operand in lanes and the last one of its first in rows, or the
-other way round; any other tensor the last dimension in lanes and the last but one in rows.  The other dimensions lie
+other way round; a convolution's the channels in lanes and the batch in rows, the other way round, or a dimension of
+space in rows; any other tensor the last dimension in lanes and the last but one in rows.  The other dimensions lie
 outside of the tiles, in their order, but for those that the piece has one element of: these may lie anywhere.
 
 Where the dimension that is scattered lies in lanes, a piece has to be whole lane tiles long, of 2-byte elements an even
@@ -13,7 +14,7 @@ one piece.  Beside scattered rows, lanes of more than 152 tiles are sent in chun
 where only chunks of a few would do, as of BERT's 30522 words, whose 239 tiles are a prime number, the sum is made whole
 (products of 60 sizes of up to 708608 words: chunks of 32 tiles are too small, of 58 are not, v5e, f32 and bf16).
 (Products of 60 shapes of two to four dimensions, scattered over all and parts of v5e 2x4, v5p 2x2x2 and v6e
-4x4, and of 200 more on v5e, jax 0.10.2, libtpu 0.0.42.1.)
+4x4, and of 200 more on v5e, 33 convolutions there, jax 0.10.2, libtpu 0.0.42.1.)
 """
 
 from __future__ import annotations
@@ -67,6 +68,9 @@ def in_tiles(padded: np.ndarray, tensor: Value) -> tuple[np.ndarray, np.ndarray]
     choices = [(lane, row) for lane in reversed(range(rank)) for row in reversed(range(rank))]
     if tensor.sides is not None:
         choices.sort(key=_unlike_a_product(tensor))
+    elif tensor.image is not None:
+        batch, channels, *space = tensor.image
+        choices = [(channels, batch), (batch, channels), *((channels, d) for d in space)]
     lanes, rows = np.array(choices).T
     chosen = padded[:, lanes, rows].argmin(axis=1)
     return lanes[chosen], rows[chosen]

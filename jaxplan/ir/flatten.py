@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 from .._jax import Literal, as_closed, dtype_bytes, scan_signature
 from .graph import Loop, Op, Site, Value
 from .memory_space import on_host
-from .products import sides_of
+from .products import laid_by
 from .sources import UNKNOWN, source_of
 
 _CALLS: Mapping[str, str] = {
@@ -113,7 +113,7 @@ class Flattener:
         *,
         constant: bool = False,
         number: float | None = None,
-        sides: tuple[int, int] | None = None,
+        **laid: Any,
     ) -> int:
         index = len(self.values)
         if id(aval) not in self._types:  # equal types are mostly one object, which is kept
@@ -123,7 +123,7 @@ class Flattener:
         self.values.append(
             Value(
                 index=index, shape=shape, dtype=element, item_bytes=item_bytes, name=name, site=site,
-                constant=constant, number=number, host=host, sides=sides,
+                constant=constant, number=number, host=host, **laid,
             )
         )  # fmt: skip
         return index
@@ -232,8 +232,8 @@ class Flattener:
         elif name in _TYPES:
             results = operands
         else:
-            made, sides = enumerate(eqn.outvars), sides_of(eqn) if name == "dot_general" else None
-            results = [self.value(v.aval, f"{name}", Site(frame, "result", position, i), sides=sides) for i, v in made]
+            made, laid = enumerate(eqn.outvars), laid_by(eqn)
+            results = [self.value(v.aval, f"{name}", Site(frame, "result", position, i), **laid) for i, v in made]
             sites = [Site(frame, "operand", position, i) for i in range(len(operands))]
             params, source = eqn.params, self._source
             if self._restate is not None:

@@ -55,7 +55,7 @@ class Value:
 
     `number` is what a literal is; `narrowed`: it is f32 to the program and held in fewer bytes, its sums apart; `host`:
     it lies in the host's memory; `sides`: of a product's result where the dimensions of its first operand alone begin,
-    and where those of its second.
+    and where those of its second; `image`: of a convolution's result its dimensions, batch, channels, space.
     """
 
     index: int
@@ -69,6 +69,7 @@ class Value:
     narrowed: bool = False
     host: bool = False
     sides: tuple[int, int] | None = None
+    image: tuple[int, ...] | None = None
 
     def narrow(self) -> Value:
         """The same held in bf16, see `cost.narrowed`."""

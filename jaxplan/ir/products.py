@@ -66,7 +66,12 @@ def _params(params: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def sides_of(product: Any) -> tuple[int, int]:
-    """See `Value.sides`."""
-    (contracted, _), (batch, _) = product.params["dimension_numbers"]
-    return len(batch), len(product.invars[0].aval.shape) - len(contracted)
+def laid_by(eqn: Any) -> dict[str, Any]:
+    """What a product or convolution says of how its result lies: `Value.sides`, or `Value.image`."""
+    numbers = eqn.params.get("dimension_numbers")
+    if eqn.primitive.name == "conv_general_dilated":
+        return {"image": tuple(numbers.out_spec)}
+    if eqn.primitive.name != "dot_general":
+        return {}
+    (contracted, _), (batch, _) = numbers
+    return {"sides": (len(batch), len(eqn.invars[0].aval.shape) - len(contracted))}

@@ -60,7 +60,8 @@ class Passing:
         self, tail: np.ndarray, head: np.ndarray, tensor: Value, how: How
     ) -> tuple[np.ndarray, np.ndarray | None, Passage]:
         """`float64[a, b]` seconds in a step, which pairs are possible (None: all), and what is moved."""
-        key = (id(tail), id(head), tensor.shape, tensor.item_bytes, tensor.narrowed, tensor.host, tensor.sides, how)
+        lies = tensor.sides, tensor.image
+        key = (id(tail), id(head), tensor.shape, tensor.item_bytes, tensor.narrowed, tensor.host, lies, how)
         if key not in self._edges:
             costs, mask = self._held(tail, head, tensor, how) if how.held else self._priced(tail, head, tensor, how)
             allowed = None if mask.all() else self._shared(mask)

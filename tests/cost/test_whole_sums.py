@@ -88,6 +88,42 @@ def test_a_sum_is_made_whole_where_its_piece_is_no_whole_tiles(
     assert whole[cut[0]] == SEEN[case]
 
 
+SEEN_IMAGES: dict[tuple[str, tuple[int, ...], int], bool] = {
+    # dtype, images of a convolution (batch, height, width, channels), the dimension that both axes cut
+    ("bfloat16", (64, 8, 8, 512), 0): True,  # 8 rows
+    ("bfloat16", (128, 8, 8, 512), 0): False,
+    ("bfloat16", (256, 16, 16, 256), 0): False,
+    ("float32", (64, 8, 8, 512), 0): False,
+    ("bfloat16", (64, 32, 32, 256), 0): True,
+    ("bfloat16", (64, 7, 7, 512), 0): True,
+    ("bfloat16", (128, 14, 14, 512), 0): False,
+    ("bfloat16", (32, 8, 8, 512), 0): True,
+    ("bfloat16", (64, 8, 8, 1024), 3): True,  # 128 lanes: half a packed row
+    ("bfloat16", (64, 8, 8, 2048), 3): False,
+    ("bfloat16", (64, 16, 16, 512), 1): False,
+    ("bfloat16", (64, 16, 16, 512), 2): True,  # not the outermost
+    ("bfloat16", (1024, 8, 8, 64), 0): True,  # the batch in lanes
+    ("float32", (1024, 8, 8, 64), 0): False,
+    ("bfloat16", (2048, 8, 8, 64), 0): False,
+    ("bfloat16", (512, 16, 16, 32), 0): True,
+    ("bfloat16", (256, 16, 16, 64), 0): False,
+    ("bfloat16", (256, 16, 16, 64), 3): True,  # 8 channels in rows
+    ("bfloat16", (8, 64, 64, 128), 1): False,
+    ("bfloat16", (4, 64, 64, 128), 1): True,  # height in rows
+    ("bfloat16", (1, 128, 128, 128), 1): False,
+    ("bfloat16", (2, 128, 128, 256), 2): True,
+}
+
+
+@pytest.mark.parametrize("case", SEEN_IMAGES, ids=str)
+def test_a_convolutions_sum_lies_as_images_do(case: tuple[str, tuple[int, ...], int]) -> None:
+    dtype, shape, cut = case
+    item_bytes = 2 if dtype == "bfloat16" else 4
+    tensor = Value(index=0, name="sum", shape=shape, dtype=dtype, item_bytes=item_bytes, image=(0, 3, 1, 2))
+    (whole,) = made_whole(tensor, np.array([[cut, cut]], np.int8), AXES)
+    assert whole[cut] == SEEN_IMAGES[case]
+
+
 def test_sums_of_rounded_f32_are_of_f32_and_vectors_are_left() -> None:
     rounded = Value(index=0, name="sum", shape=(3072, 12, 64), dtype="float32", item_bytes=4).narrow()
     assert not made_whole(rounded, np.array([[0, 0]], np.int8), AXES)[0, 0]
