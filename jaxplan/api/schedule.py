@@ -358,9 +358,10 @@ class _Writer:
         task.seconds_s = self.sending[item].sent_s
         most = self.model.combined_bytes(kind)
         if most:
-            # one element type a sum, and what is gathered or summed counts by its result
+            # one element type a sum, and what is gathered or, on GPU, summed counts by its result
             dtype = item.dtype if sums else ""
-            size = item.bytes // (self.model.size_of(item.axes) if kind == "reduce_scatter" else 1)
+            by_result = kind == "reduce_scatter" and self.model.profile.kind == "gpu"
+            size = item.bytes // (self.model.size_of(item.axes) if by_result else 1)
             task.alike = Alike((kind, item.axes, dtype, item.trips), size, item.bytes, most)
         sent = self._add(task)
         self.item_of[sent] = item

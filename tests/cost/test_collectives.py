@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from jaxplan.cost import CostModel
-from jaxplan.cost.collectives import KINDS, collective_seconds, collective_wire_bytes
+from jaxplan.cost.collectives import (
+    KINDS,
+    collective_seconds,
+    collective_wire_bytes,
+    combined_share,
+    most_combined_bytes,
+)
 from jaxplan.errors import ArgumentError
 from jaxplan.hardware import AxisLink, available_profiles, axis_links, load_profile
+from jaxplan.lowering import compiled_collectives
 
 MESHES = st.lists(st.sampled_from([1, 2, 3, 4, 8, 16]), min_size=1, max_size=3)
 SIZES = st.integers(min_value=0, max_value=10**12)
@@ -194,3 +208,40 @@ def test_the_search_pays_for_the_kernels_that_pack_a_collective(name: str, packe
     assert float(model.packing_seconds("all_to_all", 2.0**27, ("model",))) == 0
     assert float(model.collective("all_slice", np.array(2.0**20), (0,))) == 0
     assert float(model.collective("all_gather", np.array(2.0**20), (1,))) == 0
+
+
+def test_what_is_combined_has_its_size_of_a_start() -> None:
+    sizes = np.array([1.0, 5.0, 40.0]) * 2**20
+    assert combined_share("reduce_scatter", sizes, "tpu").tolist() == [0.1, 0.5, 1.0]
+    assert combined_share("reduce_scatter", sizes, "gpu").tolist() == [1 / 30, 5 / 30, 1.0]
+    assert combined_share("collective_permute", sizes, "gpu").tolist() == [1 / 30, 5 / 30, 1.0]
+    for kind, platform in (("all_gather", "tpu"), ("collective_permute", "tpu"), ("all_to_all", "gpu")):
+        assert combined_share(kind, sizes, platform).tolist() == [1.0, 1.0, 1.0]
+        assert most_combined_bytes(kind, platform) == 0
+
+
+@pytest.mark.aot_tpu
+def test_gradients_are_scattered_together_up_to_ten_mebibytes(tpu_topology: Callable[[str], Any]) -> None:
+    devices = np.array(tpu_topology("v5e:2x4").devices).reshape(8)
+    mesh = Mesh(devices, ("data",))
+    cut = NamedSharding(mesh, P("data"))
+
+    def scattered(count: int) -> list[int]:
+        """Bytes of each collective, of so many gradients of 4 MiB."""
+        weights = [jax.ShapeDtypeStruct((1024, 1024), jnp.float32)] * count
+        rows = jax.ShapeDtypeStruct((4096, 1024), jnp.float32)
+
+        def gradients(weights: Any, xs: Any, y: jax.Array) -> Any:
+            return [jax.grad(lambda w, x=x: jnp.vdot(x @ w, y))(w) for w, x in zip(weights, xs, strict=True)]
+
+        whole = NamedSharding(mesh, P())
+        step = jax.jit(
+            gradients, in_shardings=([whole] * count, [cut] * count, cut), out_shardings=[cut] * count
+        )
+        text = step.lower(weights, [rows] * count, rows).compile().as_text()
+        found = compiled_collectives(text, (("data", 8),))
+        return [round(c.bytes) for c in found if c.kind == "reduce_scatter"]
+
+    most = most_combined_bytes("reduce_scatter", "tpu")
+    assert scattered(2) == [2 * 2**22] and most >= 2 * 2**22
+    assert sorted(scattered(3)) == [2**22, 2 * 2**22] and most < 3 * 2**22
