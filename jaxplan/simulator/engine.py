@@ -71,12 +71,17 @@ class Run:
         net, loads, start, end = self.net, self.loads, self.start, self.end
         left = [len(waits) for waits in net.after]
         free, last = [0] * net.n_streams, [-1] * net.n_streams
-        ready = [(0, task) for task, waits in enumerate(left) if not waits]
-        heapq.heapify(ready)
-        while ready:
+        ready = _Ready()
+        for task, waits in enumerate(left):
+            if not waits:
+                ready.push(0, task, loads[task].streams)
+        while True:
             if len(self.order) % _CHECKPOINT == 0:
-                self._waiting.append(tuple(sorted(task for _, task in ready)))
-            task, begin = _pop(ready, loads, free)
+                self._waiting.append(tuple(sorted(ready.tasks())))
+            popped = ready.pop(free)
+            if popped is None:
+                return
+            task, begin = popped
             load = loads[task]
             finish = begin + load.duration
             start[task], end[task] = begin, finish
@@ -89,7 +94,8 @@ class Run:
             for successor in net.before[task]:
                 left[successor] -= 1
                 if not left[successor]:
-                    heapq.heappush(ready, (max(end[other] for other in net.after[successor]), successor))
+                    at = max(end[other] for other in net.after[successor])
+                    ready.push(at, successor, loads[successor].streams)
 
     def now(self, count: int) -> int:
         """The start of the last of `count` dispatches: nothing later starts before it."""
@@ -109,20 +115,48 @@ class Run:
         return sorted(task for task in found if self.position[task] >= count)
 
 
-def _pop(
-    ready: list[tuple[int, int]], loads: Sequence[Load] | Mapping[int, Load], free: Sequence[int]
-) -> tuple[int, int]:
-    """The task that can start first and its start; `ready` holds (a time that it can't start before, task)."""
-    while True:
-        least, task = ready[0]
-        begin = least
-        for stream in loads[task].streams:
-            if free[stream] > begin:
-                begin = free[stream]
-        if begin == least:
-            heapq.heappop(ready)
-            return task, begin
-        heapq.heapreplace(ready, (begin, task))
+class _Ready:
+    """Tasks whose predecessors are dispatched: by the streams that they hold those that only wait for these, in program
+    order, and those that are ready later."""
+
+    def __init__(self) -> None:
+        self._by_streams: dict[Streams, tuple[list[int], list[tuple[int, int]]]] = {}
+
+    def push(self, ready: int, task: int, streams: Streams) -> None:
+        """A task that can't start before `ready`."""
+        heapq.heappush(self._by_streams.setdefault(streams, ([], []))[1], (ready, task))
+
+    def pop(self, free: Sequence[int]) -> tuple[int, int] | None:
+        """The task that can start first, of several the first in program order, and its start; None: there is none."""
+        first: tuple[int, int] | None = None
+        group: tuple[list[int], list[tuple[int, int]]] = [], []
+        for streams, (startable, later) in self._by_streams.items():
+            freed = -1
+            for stream in streams:
+                freed = max(freed, free[stream])
+            while later and later[0][0] <= freed:
+                heapq.heappush(startable, heapq.heappop(later)[1])
+            if startable or later:
+                found = (freed, startable[0]) if startable else later[0]
+                if first is None or found < first:
+                    first, group = found, (startable, later)
+        if first is None:
+            return None
+        startable, later = group
+        if startable:
+            heapq.heappop(startable)
+        else:
+            heapq.heappop(later)
+        begin, task = first
+        return task, begin
+
+    def tasks(self) -> list[int]:
+        """All of them."""
+        return [
+            task
+            for startable, later in self._by_streams.values()
+            for task in (*startable, *(task for _, task in later))
+        ]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -190,18 +224,15 @@ class _Responder:
         now = run.now(at) + shift
         free = [max(time + shift, now) for time in run.free[at]]  # nothing later starts before `now`
         last = list(run.last[at])
-        ready: list[tuple[int, int]] = []
-        loads: dict[int, Load] = {}
-        left: dict[int, int] = {}
+        ready, left = _Ready(), dict[int, int]()
         for task in run.waiting(at):
-            loads[task] = self._load(task)
-            ready.append((max((self._end(other) for other in net.after[task]), default=0), task))
-        heapq.heapify(ready)
+            since = max((self._end(other) for other in net.after[task]), default=0)
+            ready.push(since, task, self._load(task).streams)
         self._mark(at, None)
         count, odd = at, set[int]()
-        while ready:
-            task, begin = _pop(ready, loads, free)
-            load = loads[task]
+        while (popped := ready.pop(free)) is not None:
+            task, begin = popped
+            load = self._load(task)
             self.times[task] = (begin, begin + load.duration)
             now = begin
             for stream in load.streams:
@@ -214,10 +245,8 @@ class _Responder:
                     left[successor] = sum(1 for other in net.after[successor] if run.position[other] >= at)
                 left[successor] -= 1
                 if not left[successor]:
-                    loads[successor] = self._load(successor)
-                    heapq.heappush(
-                        ready, (max(self._end(other) for other in net.after[successor]), successor)
-                    )
+                    since = max(self._end(other) for other in net.after[successor])
+                    ready.push(since, successor, self._load(successor).streams)
             if not odd and self._agree(count, now, free, last):
                 later = [
                     (ready_at, other) for ready_at, other in self.pending if run.position[other] >= count
