@@ -149,3 +149,24 @@ def test_scores_are_stored_as_they_are_exponentiated_on_tpu(platform: str, store
     assert graph.values[argument].dtype == "float32"
     assert found.stored[argument] == (stored == "float32")
     assert found.stored[product] == (stored == "bfloat16")
+
+
+def test_on_gpu_what_is_padded_for_a_product_is_written() -> None:
+    """The gradient of all scores but the last token's: compiled for eight H100 there are three arrays of them at once,
+    the scores, what is scattered to the labels, and their sum, padded."""
+
+    def step(h: jax.Array, w: jax.Array, labels: jax.Array) -> Any:
+        def loss(h: jax.Array, w: jax.Array) -> jax.Array:
+            scores = jax.nn.log_softmax((h @ w)[:-1])
+            return -jnp.take_along_axis(scores, labels[1:, None], axis=-1).mean()
+
+        return jax.grad(loss, argnums=(0, 1))(h, w)
+
+    arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((SIDE, 64), (64, SIDE))]
+    graph = trace(step, (*arguments, jax.ShapeDtypeStruct((SIDE,), jnp.int32)), {}).graph
+    stored = traffic(graph, graph_rules(graph), "gpu").stored
+    scores = [
+        (op.primitive, stored[op.results[0]]) for op in graph.ops
+        if op.primitive in ("add_any", "pad", "scatter-add") and len(graph.values[op.results[0]].shape) == 2
+    ]  # fmt: skip
+    assert scores == [("scatter-add", True), ("add_any", False), ("pad", True)]
