@@ -57,7 +57,7 @@ from .residency import (
     written_again,
 )
 from .row_sums import row_sums
-from .scores import exponentiated, made_at_once, makes_scores
+from .scores import exponentiated, made_at_once, makes_scores, masks_capped
 from .selections import added_onto, gathered_from, wide_copies
 from .shared_gathers import added_in_memory
 from .shared_operands import shared_operands
@@ -257,9 +257,9 @@ class _Kernels:
         return self.producers[value] >= 0 and self.rules[self.producers[value]].matmul
 
     def _dear(self, op: Op, value: int) -> bool:
-        """Whether `op` takes long, and is half precision, of what is normalised, or read by many kernels."""
+        """Whether `op` takes long, and is half precision, of what is normalised, or read by many, or masks such."""
         if op.primitive not in DEAR or is_dear(self.graph, op, value in self.bent):
-            return op.primitive in DEAR
+            return op.primitive in DEAR or masks_capped(self.graph, self.producers, op)
         return len(read_at(self.graph, self.kinds, self.op_level, value)) >= MANY_READERS
 
     def _added_later(self, op: Op, value: int) -> bool:

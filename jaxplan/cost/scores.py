@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..ir import Graph, Op
+from ..ir import VIEWS, Graph, Op
+from ..sharding import ELEMENTWISE
 
 
 def is_batched(op: Op) -> bool:
@@ -54,3 +55,47 @@ def exponentiated(graph: Graph, kinds: Sequence[str], producers: Sequence[int]) 
                 if (values[value].shape, values[value].dtype) == (made.shape, made.dtype):
                     found.setdefault(value, set()).update(after)
     return {value: arguments for value, arguments in found.items() if not is_converted(graph, producers, value)}
+
+
+_LONG_MASK = 3
+"""Operations of a mask that is more than causal."""
+_HANDED_ON = VIEWS | {"broadcast_in_dim", "convert_element_type"}
+_SCALED = VIEWS | {"convert_element_type", "div", "mul", "tanh"}
+
+
+def masks_capped(graph: Graph, producers: Sequence[int], op: Op) -> bool:
+    """Whether XLA for GPU keeps what a mask leaves of capped scores beside the tanh, which the backward pass wants.
+
+    It does where the mask is more than causal and keys don't come last as the product makes the scores, as
+    `btkgh,bskh->bkgts` does: a softmax along what lies last is one Triton kernel, and a short mask is computed wherever
+    the scores are read.  Masks of five operations or more, as of a window over packed sequences, were kept in
+    each of nine sizes of 256 to 2048 tokens, those of three or four in half of them, the longer sequences and smaller
+    batches (four layers compiled for eight H100, jax 0.10.2); they are counted in all.
+    """
+    if op.primitive != "select_n" or not any(_is_capped(graph, producers, v) for v in op.operands[1:]):
+        return False
+    seen, todo, count = set[int](), [producers[op.operands[0]]], 0
+    while todo:
+        index = todo.pop()
+        if index < 0 or index in seen:
+            continue
+        seen.add(index)
+        maker = graph.ops[index]
+        if maker.primitive in ELEMENTWISE or maker.primitive in _HANDED_ON:
+            count += maker.primitive not in _HANDED_ON
+            todo += [producers[v] for v in maker.operands]
+    return count >= _LONG_MASK
+
+
+def _is_capped(graph: Graph, producers: Sequence[int], value: int) -> bool:
+    """Whether a value is a tanh of a product whose last dimension is another one."""
+    capped = turned = False
+    while producers[value] >= 0 and (maker := graph.ops[producers[value]]).primitive in _SCALED:
+        alike = [v for v in maker.operands if len(graph.values[v].shape) == len(graph.values[value].shape)]
+        if len(alike) != 1:
+            return False
+        capped |= maker.primitive == "tanh"
+        value = alike[0]
+        if maker.primitive == "transpose":
+            turned |= maker.params["permutation"][-1] != len(graph.values[value].shape) - 1
+    return capped and turned and producers[value] >= 0 and is_batched(graph.ops[producers[value]])
