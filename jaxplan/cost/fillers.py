@@ -238,8 +238,9 @@ class _Backwards:
         seconds: Mapping[int, float],
     ) -> None:  # fmt: skip
         self.graph, self.seconds, self.depth = graph, seconds, sent.depth
-        self.fillers = {op.index for op in last if not held.isdisjoint(op.results)}
         self.end = max((op.index for op in last if op.primitive in _ENDS), default=-1)
+        # sums behind the last product run in their own time, whenever the collective that takes them starts
+        self.fillers = {op.index for op in last if op.index <= self.end and not held.isdisjoint(op.results)}
         self.walked = last
         self.barriers = {entry - 1: _AT_BARRIER for entry in sent.entries.values()}
         # the deepest operation before each on the way to the end; a loss' mean, which nothing waits for, is none
@@ -288,8 +289,7 @@ class _Backwards:
                 if at in self.fillers:
                     self.times[at] = at
                 self._ran(at, at)
-        # those behind the last product run in their own time, whenever the sum that takes them starts
-        until = {f: one.place for one in self.sums if one.started for f in one.fillers if f in self.times}
+        until = {filler: one.place for one in self.sums if one.started for filler in one.fillers}
         return Fillers(self.times, until)
 
     def _before(self, at: int) -> None:
