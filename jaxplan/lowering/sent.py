@@ -151,7 +151,9 @@ def as_sent(
             and not np.array_equal(reads[op, position], values[value])  # read as it is made, it isn't sent
         ]  # fmt: skip
         made = [graph.values[v].narrowed for v in graph.ops[op].results if graph.values[v].shape == item.shape]
-        return all(moved or made or stacks().get(item.shape) or [False])
+        # read as it lies: it was sent where it was made, as by a barrier
+        lying = [graph.values[v].narrowed for v in graph.ops[op].operands if graph.values[v].shape == item.shape]
+        return all(moved or made or lying or stacks().get(item.shape) or [False])
 
     def sent(item: Collective, op: int) -> Collective:
         if item.kind == "reduce_scatter" and op >= 0 and not item.written:

@@ -43,7 +43,7 @@ def test_its_gradient_is_summed_once_as_the_search_decided(spec: P) -> None:
         constraints={"params/*": spec, "batch/*": P("data")},
     )  # fmt: skip
     sums = Counter(c.kind for c in plan.collectives if c.bytes == 4 * WIDTH**2 and c.kind != "all_gather")
-    assert sums == {"reduce_scatter" if any(spec) else "all_reduce": 2}
+    assert sums == {"reduce_scatter": 2} or (not any(spec) and sums == {"all_reduce": 2})
     assert plan.cost.objective_s == pytest.approx(plan.cost.step_s, rel=0.02)
 
 
