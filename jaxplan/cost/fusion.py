@@ -327,7 +327,7 @@ class _Kernels:
             over=overwritable(flow, self.stored, times if gpu else None, self.onto.values()) if tpu or gpu else {},
             images=self.images,
             rows={**outside_tiles(flow), **spanned, **tiled_in_rows(self.graph), **lanes_left(flow)} if tpu else {},
-            copied_images=copied_reads(self.graph, self.rules, self.stored, self.producers) if tpu else (),
+            copied_images=copied_reads(self.graph, self.stored, self.producers) if tpu else (),
             tables=tables,
             spread=spread_reads(self.graph, self.images) if self.images else (),
             squares=shared_squares(flow, self.stored) if tpu else (),

@@ -14,6 +14,7 @@ bytes (a ConvNeXt and a ResNet on v5e).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ..ir import Graph, Op
@@ -63,15 +64,18 @@ def image_lanes(graph: Graph, rules: Sequence[Rule]) -> Mapping[int, Lanes]:
 
 
 def copied_reads(
-    graph: Graph, rules: Sequence[Rule], stored: Sequence[bool], producers: Sequence[int]
+    graph: Graph, stored: Sequence[bool], producers: Sequence[int]
 ) -> tuple[tuple[int, int], ...]:
-    """(operation, operand) of convolutions that read a step's argument, or what is elementwise made of it."""
+    """(operation, operand) of convolutions that read a step's argument, or what is computed of it where it is read: in
+    another type, turned round, with what is smaller."""
 
-    def given(value: int) -> bool:
-        maker = producers[value]
-        if maker < 0:
-            return True
-        return not stored[value] and rules[maker].follows and all(given(v) for v in graph.ops[maker].operands)
+    def given(value: int) -> bool | None:
+        """None: of what is smaller alone."""
+        maker, size = producers[value], math.prod(graph.values[value].shape)
+        if maker < 0 or stored[value]:
+            return maker < 0
+        large = {given(v) for v in graph.ops[maker].operands if math.prod(graph.values[v].shape) >= size}
+        return None if large <= {None} else False not in large
 
     found = []
     for op in graph.ops:

@@ -25,10 +25,12 @@ _HANDED_ON = frozenset({"convert_element_type", "reshape", "slice", "squeeze"})
 
 
 class WideCopy(NamedTuple):
-    """What a gather reads in a wider type than is kept: the operation that makes it, and the gather."""
+    """What a gather reads in a wider type than is kept: the operation that makes it, the gather, and which of them the
+    last is that it waits for: the gather runs at once where its indices are made of nothing of the sort."""
 
     made: int
     gather: int
+    until: int
 
 
 def is_selection(graph: Graph, op: Op) -> bool:
@@ -63,8 +65,18 @@ def wide_copies(graph: Graph, producers: Sequence[int]) -> tuple[WideCopy, ...]:
         if op.primitive == "gather":
             kept = gathered_from(graph, producers, op.operands[0])
             if kept != op.operands[0] and producers[kept] >= 0:
-                found.append(WideCopy(producers[op.operands[0]], op.index))
+                made = producers[op.operands[0]]
+                found.append(WideCopy(made, op.index, op.index if _leads_to(graph, made, op) else made))
     return tuple(found)
+
+
+def _leads_to(graph: Graph, made: int, gather: Op) -> bool:
+    """Whether a gather's indices are made of what an operation makes."""
+    reached = set(graph.ops[made].results)
+    for op in graph.ops[made + 1 : gather.index]:
+        if not reached.isdisjoint(op.operands):
+            reached.update(op.results)
+    return not reached.isdisjoint(gather.operands[1:])
 
 
 def added_onto(graph: Graph, producers: Sequence[int]) -> Iterator[tuple[int, int]]:

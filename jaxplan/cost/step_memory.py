@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -28,6 +29,7 @@ from .padded_images import padded_images
 from .pooling import places_of_poolings
 from .product_slices import slice_scratch
 from .rings import ring_operands
+from .rounded_sums import Behind, behind_rounded, put_behind
 from .row_sums import written_in_rows
 from .shared_operands import written_operands
 from .sorting import sorting_scratch
@@ -49,6 +51,7 @@ def step_memory(
     waited: Mapping[int, tuple[int, float]],
     outputs: Mapping[int, np.ndarray] | None = None,
     seconds: Mapping[int, float] | None = None,
+    most_behind: int | None = None,
 ) -> MemoryProfile:
     """`simulate_memory` of a step as the model's machine runs it.
 
@@ -56,10 +59,12 @@ def step_memory(
       axes: of the mesh that the layout rows are over; the model's may be coarser.
       seconds: of every operation, all its runs; None leaves nothing on the chip, and gradients of blocks that are
         computed again where they stand.
+      most_behind: how many products run behind a sum, see `put_behind`; None: as many as the memory has room for.
       crossing: see `traffic`; kinds, values, reads, waited, outputs: see `simulate_memory`.
     """
     times, stored = crossing.times, crossing.stored
     filled: Fillers | None = None
+    behind: Behind | None = None
     if model.profile.kind == "gpu":
         last = behind_loops(graph)
         if seconds is not None and is_recomputed(graph, last):
@@ -74,6 +79,8 @@ def step_memory(
         scattered = {one.value: one.stop - 1 for one in lists if one.size and one.given_up and one.in_rows}
         if model.profile.sparse_core_copies and scattered:
             times = put_off(graph, times, scattered, max(scattered.values()))
+        if (behind := behind_rounded(graph, axes, model, stored, values, reads)) is not None:
+            times = put_behind(graph, times, behind, most_behind)
     moved = moved_pixels(graph, axes, crossing.images, stored, times, reads, crossing.spread)
     lives = crossing.lives if times is crossing.times else None
     if moved:
@@ -130,8 +137,8 @@ def step_memory(
         if (row := reads.get((wide.gather, 0))) is not None:
             tensor = graph.values[graph.ops[wide.gather].operands[0]]
             size = int(device_bytes(tensor, row[None], axes, model.profile.kind)[0])
-            beside.append((times[wide.made], times[wide.gather] + 1, size))
-    return simulate_memory(
+            beside.append((times[wide.made], times[wide.until] + 1, size))
+    found = simulate_memory(
         graph, axes, stored, kinds, values, reads,
         inside=crossing.inside, second_stacks=crossing.second_stacks, fills=crossing.fills, times=times,
         op_scratch=scratch,
@@ -141,6 +148,17 @@ def step_memory(
         vector=vector, lives=lives, converted=converted,
         beside=beside, back_and_forth=settled, late=late, listed=given_up,
     )  # fmt: skip
+    room = model.profile.usable_bytes
+    if behind is None or most_behind is not None or found.peak_bytes <= room:
+        return found
+
+    def running(count: int) -> MemoryProfile:
+        return step_memory(
+            graph, axes, model, crossing, kinds, values, reads, waited, outputs, seconds, most_behind=count
+        )  # fmt: skip
+
+    fit = bisect.bisect(range(len(behind.ops)), room, key=lambda count: running(count).peak_bytes)
+    return running(max(fit - 1, 0))
 
 
 def _is_written(op: Op, stored: Sequence[bool]) -> bool:

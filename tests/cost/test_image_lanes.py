@@ -69,6 +69,31 @@ def test_a_convolution_reads_a_copy_of_the_steps_images() -> None:
     assert dict(cost.peak_parts)["copies"] == 128 * 224 * 224 * 4 * 2
 
 
+@pytest.mark.parametrize(
+    ("augmented", "copied"),
+    [
+        (lambda image, flip: jnp.where(flip[:, None, None, None], image[:, :, ::-1], image), True),
+        (lambda image, flip: jnp.broadcast_to(flip[:, None, None, None].astype(jnp.bfloat16), image.shape), False),
+        (lambda image, flip: jnp.tanh(convolve(image, jnp.ones((3, 3, 3, 3), jnp.bfloat16))), False),
+    ],
+    ids=["turned", "of masks", "of another"],
+)
+def test_so_does_one_of_what_is_computed_of_them(augmented: Any, copied: bool) -> None:
+    """A detector's images that are turned round at random took 419 MB of its 3.1 GB on v5e."""
+
+    def step(image: Any, flip: Any, kernel: Any) -> Any:
+        return convolve(augmented((image / 255.0).astype(jnp.bfloat16), flip), kernel.astype(jnp.bfloat16))
+
+    shapes = (
+        jax.ShapeDtypeStruct((8, 64, 64, 3), jnp.float32),
+        jax.ShapeDtypeStruct((8,), jnp.bool_),
+        jax.ShapeDtypeStruct((3, 3, 3, 8), jnp.float32),
+    )
+    graph = trace(step, shapes, {}).graph
+    last = max(op.index for op in graph.ops if op.primitive == "conv_general_dilated")
+    assert ((last, 0) in traffic(graph, graph_rules(graph), "tpu").copied_images) == copied
+
+
 def stored(step: Any, *shapes: tuple[int, ...]) -> tuple[Any, tuple[bool, ...]]:
     graph = trace(step, [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes], {}).graph
     return graph, traffic(graph, graph_rules(graph), "tpu").stored
