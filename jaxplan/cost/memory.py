@@ -27,6 +27,7 @@ from .held_back import PRODUCTS, awaited_sums
 from .images import lanes_read
 from .ledger import Ledger, MemoryProfile
 from .residency import SecondStack
+from .selections import is_selection
 from .squares import Squares, whole_squares
 from .tables import RowUpdate, table_copies, tiled_as_read, tiled_in_rows
 from .tiles import Tiling, device_bytes, gathered_bytes
@@ -345,13 +346,14 @@ def _taken_out(
 ) -> dict[int, int]:
     """Until when each value is in memory that a kernel makes for itself and another one reads in another layout.
 
-    A kernel works on one layout: what it makes of a whole gradient can't be fused with what is made of its slice.
+    A kernel works on one layout: what it makes of a whole gradient can't be fused with what is made of its slice.  What
+    is selected by index (see `selections`) is, for all that is read whole for it is indices.
     """
     stops: dict[int, int] = {}
-    ops = graph.ops
+    ops, producers = graph.ops, graph.producers()
     for (op, position), row in reads.items() if True in inside else ():
         value = ops[op].operands[position]
-        made = values.get(value) if inside[value] else None
+        made = values.get(value) if inside[value] and not is_selection(graph, ops[producers[value]]) else None
         if made is not None and made is not row and UNREDUCED not in made.tolist() and not np.array_equal(made, row):
             stops[value] = max(stops.get(value, 0), 1 + when[op])
     return stops

@@ -3,11 +3,12 @@
 The permute (see `scattered_sums`) is asynchronous.  XLA's latency-hiding scheduler, which works from the last operation
 to the first, starts one only when nothing else is left to place, and what leads to the sum is placed before that start:
 whatever else is ready by then, none of which the sum is made of, runs behind it with its operands kept.  Where the
-gradient of an embedding is such a sum, the last of the backward pass, that is every weight's gradient, and the
-log-probabilities that only the loss reads: a network of 96 recomputed layers took 14.0 GB for 3.4 (v5e, tables of
-8192 x 768 in pieces of 1032 rows for 1024, and of 16384 x 768; none of 4096 or 8196 rows, nor on v5p and v6e, where
-pieces are not rounded; jax 0.10.2, libtpu 0.0.42.1, 2026-11-27).  It does so while that fits the chip's memory: of 112
-and 128 layers, for which it would take more, 15.9 and 14.5 GB of 16.9.
+gradient of an embedding is such a sum, the last of the backward pass, that is every weight's gradient whose sum is
+whole on every device, many such in one collective (not those that are scattered, of a Hyena), and the log-probabilities
+that only the loss reads: a network of 96 recomputed layers took 14.0 GB for 3.4 (v5e, tables of 8192 x 768 in pieces of
+1032 rows for 1024, and of 16384 x 768; none of 4096 or 8196 rows, nor on v5p and v6e, where pieces are not rounded; jax
+0.10.2, libtpu 0.0.42.1, 2026-11-27).  It does so while that fits the chip's memory: of 112 and 128 layers, for which it
+would take more, 15.9 and 14.5 GB of 16.9.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..ir import Graph, Op
-from ..sharding import UNREDUCED, MeshAxes, reshard_steps
+from ..sharding import UNREDUCED, MeshAxes, Step, reshard_steps
 from .held_back import PRODUCTS, behind_loops
 from .model import CostModel
 from .scattered_sums import excess_bytes
@@ -28,7 +29,7 @@ class Behind(NamedTuple):
     """What runs behind a sum that is rounded up, see the module.
 
     Attributes:
-      ops: products, and what is made for lookups alone, in the order of the program.
+      ops: products, and what is made for lookups, in the order of the program.
       at: the operation that makes the last such sum.
     """
 
@@ -52,7 +53,13 @@ def behind_rounded(
     """
     last = behind_loops(graph)
     made, first = graph.producers(), last[0].index if last else 0
-    rounded = {value for value in _rounded(graph, axes, model, values, reads) if made[value] >= first}
+    rounded, whole = set[int](), set[int]()
+    for value, row, step in _summed(graph, axes, values, reads):
+        if made[value] >= first and step.kind == "all_reduce":
+            whole.add(value)
+        elif made[value] >= first and step.kind == "reduce_scatter":
+            if excess_bytes(model, graph.values[value], row, axes, step.axes):
+                rounded.add(value)
     if not rounded:
         return None
     needed = set(rounded)
@@ -62,9 +69,9 @@ def behind_rounded(
     at, uses = max(made[value] for value in rounded), graph.uses()
 
     def waits(op: Op) -> bool:
-        readers = [graph.ops[reader] for value in op.results if stored[value] for reader, _ in uses[value]]
-        looked_up = op.primitive != "gather" and {reader.primitive for reader in readers} == {"gather"}
-        return op.primitive in PRODUCTS or looked_up
+        readers = {graph.ops[reader].primitive for value in op.results if stored[value] for reader, _ in uses[value]}
+        looked_up = op.primitive != "gather" and "gather" in readers
+        return looked_up or (op.primitive in PRODUCTS and not whole.isdisjoint(op.results))
 
     ops = (op.index for op in last if op.index < at and needed.isdisjoint(op.results) and waits(op))
     return Behind(tuple(ops), at)
@@ -86,18 +93,12 @@ def put_behind(graph: Graph, times: Sequence[int], behind: Behind, most: int | N
     return tuple(later)
 
 
-def _rounded(
-    graph: Graph,
-    axes: MeshAxes,
-    model: CostModel,
-    values: Mapping[int, np.ndarray],
-    reads: Mapping[tuple[int, int], np.ndarray],
-) -> Iterator[int]:
-    """What is summed over devices in pieces that are rounded up."""
+def _summed(
+    graph: Graph, axes: MeshAxes, values: Mapping[int, np.ndarray], reads: Mapping[tuple[int, int], np.ndarray]
+) -> Iterator[tuple[int, np.ndarray, Step]]:
+    """(value, layout that is read, collective) of sums over devices."""
     for (reader, position), row in reads.items():
         value = graph.ops[reader].operands[position]
         if (made := values.get(value)) is not None and UNREDUCED in made.tolist():
-            tensor = graph.values[value]
-            for step in reshard_steps(made, row, tensor.bytes, axes):
-                if step.kind == "reduce_scatter" and excess_bytes(model, tensor, row, axes, step.axes):
-                    yield value
+            for step in reshard_steps(made, row, graph.values[value].bytes, axes):
+                yield value, row, step

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ..ir import Graph, Op
+from ..sharding import ELEMENTWISE
 
 _HANDED_ON = frozenset({"convert_element_type", "reshape", "slice", "squeeze"})
 
@@ -77,6 +78,44 @@ def _leads_to(graph: Graph, made: int, gather: Op) -> bool:
         if not reached.isdisjoint(op.operands):
             reached.update(op.results)
     return not reached.isdisjoint(gather.operands[1:])
+
+
+def made_beside(graph: Graph, stored: Sequence[bool], producers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """(what is made for a gather, the operation that makes something else of the same later): XLA for TPU makes
+    both at once, of bf16 logits their f32 log-probabilities and the gradient that is written for its products; but not
+    of f32 logits (losses of all but the last token, compiled for v5e, jax 0.10.2, libtpu 0.0.42.1).
+
+    Outside of loops, and where both are elementwise and as large as what they are made of.
+    """
+    around = graph.loops_around()
+    for gather in graph.ops:
+        value = gather.operands[0] if gather.primitive == "gather" else -1
+        if value < 0 or producers[value] < 0 or not stored[value] or around[producers[value]]:
+            continue
+        shape, maker = graph.values[value].shape, graph.ops[producers[value]]
+        width = graph.values[value].item_bytes
+        read = {v for v in _large_leaves(graph, stored, producers, maker) if graph.values[v].item_bytes < width}
+        for op in graph.ops[maker.index + 1 :]:
+            made = [v for v in op.results if stored[v] and graph.values[v].shape == shape]
+            if made and op.primitive in ELEMENTWISE and not around[op.index]:
+                if not read.isdisjoint(_large_leaves(graph, stored, producers, op)):
+                    yield value, op.index
+
+
+def _large_leaves(graph: Graph, stored: Sequence[bool], producers: Sequence[int], op: Op) -> set[int]:
+    """What is in memory of what an elementwise operation is computed of, of at least as many elements."""
+    size = math.prod(graph.values[op.results[0]].shape)
+    found, seen, left = set[int](), set[int](), [*op.operands]
+    while left:
+        value = left.pop()
+        if value in seen or math.prod(graph.values[value].shape) < size:
+            continue
+        seen.add(value)
+        if stored[value] or producers[value] < 0:
+            found.add(value)
+        else:
+            left += graph.ops[producers[value]].operands
+    return found
 
 
 def added_onto(graph: Graph, producers: Sequence[int]) -> Iterator[tuple[int, int]]:
