@@ -331,7 +331,7 @@ class _Kernels:
             tables=tables,
             spread=spread_reads(self.graph, self.images) if self.images else (),
             squares=shared_squares(flow, self.stored) if tpu else (),
-            wide=wide_copies(self.graph, self.producers) if tpu else (),
+            wide=wide_copies(self.graph, stored, self.producers) if tpu else (),
             scores=self.scores,
             shared=shared_operands(flow, self.stored, self.leaves, self.bytes, self.scores) if tpu else (),
             row_sums=row_sums(flow, self.stored) if gpu else (),

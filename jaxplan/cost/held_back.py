@@ -61,7 +61,7 @@ def held_back(
     """
     last = behind_loops(graph)
     held, needed = last_products(last, ())
-    steps = [step for _, step in _summed(graph, axes, held, values, reads)]
+    steps = [step for _, _, step in summed_over_devices(graph, axes, held, values, reads)]
     scattered = [result_bytes(step, axes) for step in steps if step.kind == "reduce_scatter"]
     most = most_combined_bytes("reduce_scatter", "gpu")
     if not any(step.kind == "all_reduce" for step in steps) and not 0 < sum(scattered) <= most:
@@ -103,7 +103,7 @@ def combined_sums(
     held, _ = last_products(last, ())
     producers = graph.producers()
     scattered: dict[tuple[str, ...], list[tuple[int, float]]] = {}
-    for value, step in _summed(graph, axes, held, values, reads):
+    for value, _, step in summed_over_devices(graph, axes, held, values, reads):
         if step.kind == "reduce_scatter":
             scattered.setdefault(step.axes, []).append((value, result_bytes(step, axes)))
     until = max((times[op.index] for op in last if op.primitive in PRODUCTS), default=0) + 1
@@ -115,14 +115,14 @@ def combined_sums(
                 yield made, until, int(device_bytes(graph.values[value], values[value][None], axes, "gpu")[0])
 
 
-def _summed(
+def summed_over_devices(
     graph: Graph,
     axes: MeshAxes,
     made_of: Collection[int],
     values: Mapping[int, np.ndarray],
     reads: Mapping[tuple[int, int], np.ndarray],
-) -> Iterator[tuple[int, Step]]:
-    """The collectives that finish sums over devices among `made_of`, once for each layout."""
+) -> Iterator[tuple[int, np.ndarray, Step]]:
+    """(value, layout that is read, collective) of what finishes sums over devices among `made_of`, once a layout."""
     seen: set[tuple[int, bytes]] = set()
     for (reader, position), row in reads.items():
         value = graph.ops[reader].operands[position]
@@ -131,7 +131,7 @@ def _summed(
             if key not in seen:
                 seen.add(key)
                 for step in reshard_steps(made, row, graph.values[value].bytes, axes):
-                    yield value, step
+                    yield value, row, step
 
 
 def result_bytes(step: Step, axes: MeshAxes) -> float:
@@ -175,14 +175,17 @@ def put_off(graph: Graph, times: Sequence[int], lists: Collection[int], until: i
     """
     last = behind_loops(graph)
     held, _ = last_products(last, lists)
+    return run_later(last, times, {op.index: until for op in last if not held.isdisjoint(op.results)})
+
+
+def run_later(last: Sequence[Op], times: Sequence[int], until: Mapping[int, int]) -> tuple[int, ...]:
+    """`times` with operations of `last` run no sooner than `until` says, and what is made of them no sooner either."""
     later, after = list(times), dict[int, int]()
     for op in last:
-        ready = [after[v] for v in op.operands if v in after]
-        if not held.isdisjoint(op.results):
-            ready.append(until)
-        if ready and max(ready) > later[op.index]:
-            later[op.index] = max(ready)
-            after.update(dict.fromkeys(op.results, later[op.index]))
+        ready = max((after[v] for v in op.operands if v in after), default=0)
+        if (start := max(ready, until.get(op.index, 0))) > later[op.index]:
+            later[op.index] = start
+            after.update(dict.fromkeys(op.results, start))
     return tuple(later)
 
 

@@ -14,6 +14,7 @@ bytes (a ConvNeXt and a ResNet on v5e).
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
@@ -69,6 +70,7 @@ def copied_reads(
     """(operation, operand) of convolutions that read a step's argument, or what is computed of it where it is read: in
     another type, turned round, with what is smaller."""
 
+    @functools.cache
     def given(value: int) -> bool | None:
         """None: of what is smaller alone."""
         maker, size = producers[value], math.prod(graph.values[value].shape)

@@ -13,14 +13,14 @@ would take more, 15.9 and 14.5 GB of 16.9.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from ..ir import Graph, Op
-from ..sharding import UNREDUCED, MeshAxes, Step, reshard_steps
-from .held_back import PRODUCTS, behind_loops
+from ..sharding import MeshAxes
+from .held_back import PRODUCTS, behind_loops, run_later, summed_over_devices
 from .model import CostModel
 from .scattered_sums import excess_bytes
 
@@ -52,21 +52,20 @@ def behind_rounded(
       values, reads: the layout row of every value where it is made, and of every operand as it is read.
     """
     last = behind_loops(graph)
-    made, first = graph.producers(), last[0].index if last else 0
     rounded, whole = set[int](), set[int]()
-    for value, row, step in _summed(graph, axes, values, reads):
-        if made[value] >= first and step.kind == "all_reduce":
+    for value, row, step in summed_over_devices(graph, axes, {v for op in last for v in op.results}, values, reads):
+        if step.kind == "all_reduce":
             whole.add(value)
-        elif made[value] >= first and step.kind == "reduce_scatter":
-            if excess_bytes(model, graph.values[value], row, axes, step.axes):
-                rounded.add(value)
+        elif step.kind == "reduce_scatter" and excess_bytes(model, graph.values[value], row, axes, step.axes):
+            rounded.add(value)
     if not rounded:
         return None
     needed = set(rounded)
     for op in reversed(last):
         if not needed.isdisjoint(op.results):
             needed.update(op.operands)
-    at, uses = max(made[value] for value in rounded), graph.uses()
+    made, uses = graph.producers(), graph.uses()
+    at = max(made[value] for value in rounded)
 
     def waits(op: Op) -> bool:
         readers = {graph.ops[reader].primitive for value in op.results if stored[value] for reader, _ in uses[value]}
@@ -79,26 +78,9 @@ def behind_rounded(
 
 def put_behind(graph: Graph, times: Sequence[int], behind: Behind, most: int | None) -> tuple[int, ...]:
     """`times` of a step with the first `most` of `behind` run there, products one after another."""
-    last = behind_loops(graph)
-    chosen = set(behind.ops[:most])
-    later, after, free = list(times), dict[int, int](), behind.at
-    for op in last:
-        ready = [after[v] for v in op.operands if v in after]
-        if op.index in chosen:
-            ready.append(free if op.primitive in PRODUCTS else behind.at)
-            free = min(free + (op.primitive in PRODUCTS), last[-1].index)
-        if ready and max(ready) > later[op.index]:
-            later[op.index] = max(ready)
-            after.update(dict.fromkeys(op.results, later[op.index]))
-    return tuple(later)
-
-
-def _summed(
-    graph: Graph, axes: MeshAxes, values: Mapping[int, np.ndarray], reads: Mapping[tuple[int, int], np.ndarray]
-) -> Iterator[tuple[int, np.ndarray, Step]]:
-    """(value, layout that is read, collective) of sums over devices."""
-    for (reader, position), row in reads.items():
-        value = graph.ops[reader].operands[position]
-        if (made := values.get(value)) is not None and UNREDUCED in made.tolist():
-            for step in reshard_steps(made, row, graph.values[value].bytes, axes):
-                yield value, row, step
+    until, free, last = dict[int, int](), behind.at, len(graph.ops) - 1
+    for index in behind.ops[:most]:
+        product = graph.ops[index].primitive in PRODUCTS
+        until[index] = free if product else behind.at
+        free = min(free + product, last)
+    return run_later(behind_loops(graph), times, until)

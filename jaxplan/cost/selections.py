@@ -59,9 +59,9 @@ def gathered_from(graph: Graph, producers: Sequence[int], value: int) -> int:
     return kept if converted and producers[kept] < 0 else narrower
 
 
-def wide_copies(graph: Graph, producers: Sequence[int]) -> tuple[WideCopy, ...]:
-    """Of every gather whose operand is kept in a narrower type, but for an argument's."""
-    found = []
+def wide_copies(graph: Graph, stored: Sequence[bool], producers: Sequence[int]) -> tuple[WideCopy, ...]:
+    """Of every gather whose operand is kept in a narrower type, but for an argument's, or made beside another."""
+    found = [*_made_beside(graph, stored, producers)]
     for op in graph.ops:
         if op.primitive == "gather":
             kept = gathered_from(graph, producers, op.operands[0])
@@ -80,10 +80,10 @@ def _leads_to(graph: Graph, made: int, gather: Op) -> bool:
     return not reached.isdisjoint(gather.operands[1:])
 
 
-def made_beside(graph: Graph, stored: Sequence[bool], producers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """(what is made for a gather, the operation that makes something else of the same later): XLA for TPU makes
-    both at once, of bf16 logits their f32 log-probabilities and the gradient that is written for its products; but not
-    of f32 logits (losses of all but the last token, compiled for v5e, jax 0.10.2, libtpu 0.0.42.1).
+def _made_beside(graph: Graph, stored: Sequence[bool], producers: Sequence[int]) -> Iterator[WideCopy]:
+    """Of gathers whose operand XLA for TPU makes late, at once with something else that is made of the same: of bf16
+    logits their f32 log-probabilities with the gradient that is written for its products; but not of f32 logits
+    (losses of all but the last token, compiled for v5e, jax 0.10.2, libtpu 0.0.42.1).
 
     Outside of loops, and where both are elementwise and as large as what they are made of.
     """
@@ -99,7 +99,7 @@ def made_beside(graph: Graph, stored: Sequence[bool], producers: Sequence[int]) 
             made = [v for v in op.results if stored[v] and graph.values[v].shape == shape]
             if made and op.primitive in ELEMENTWISE and not around[op.index]:
                 if not read.isdisjoint(_large_leaves(graph, stored, producers, op)):
-                    yield value, op.index
+                    yield WideCopy(op.index, gather.index, op.index)
 
 
 def _large_leaves(graph: Graph, stored: Sequence[bool], producers: Sequence[int], op: Op) -> set[int]:

@@ -31,7 +31,6 @@ from .product_slices import slice_scratch
 from .rings import ring_operands
 from .rounded_sums import Behind, behind_rounded, put_behind
 from .row_sums import written_in_rows
-from .selections import made_beside
 from .shared_operands import written_operands
 from .sorting import sorting_scratch
 from .split_k import split_scratch
@@ -134,10 +133,6 @@ def step_memory(
             vector = vector_memory(graph, times, seconds, model.profile)
         room = 0 if vector is not None else model.profile.on_chip_bytes or 0
         settled = [*back_and_forth(graph, axes, room, times, lives.needed, values)]
-        for value, other in made_beside(graph, stored, crossing.producers):
-            if (row := values.get(value)) is not None:
-                size = int(device_bytes(graph.values[value], row[None], axes, "tpu")[0])
-                beside.append((times[other], times[other] + 1, size))
     for wide in crossing.wide:
         if (row := reads.get((wide.gather, 0))) is not None:
             tensor = graph.values[graph.ops[wide.gather].operands[0]]

@@ -13,7 +13,6 @@ import pytest
 
 from jaxplan.cost import CostModel, MemoryProfile, Traffic, narrowed, step_memory, traffic
 from jaxplan.cost.memory import _taken_out
-from jaxplan.cost.selections import made_beside
 from jaxplan.hardware import axis_links, load_profile
 from jaxplan.ir import Graph, trace
 from jaxplan.sharding import UNREDUCED, graph_rules
@@ -105,7 +104,8 @@ def test_log_probabilities_are_made_beside_the_gradient_on_tpu(wide: bool) -> No
     graph = trace(jax.value_and_grad(loss, (0, 1)), (W, H, Y), {}).graph
     graph = narrowed(graph, graph_rules(graph), "tpu")
     crossing = traffic(graph, graph_rules(graph), "tpu")
-    found = [(graph.values[v], graph.ops[op]) for v, op in made_beside(graph, crossing.stored, crossing.producers)]
+    beside = [one for one in crossing.wide if one.made > one.gather]
+    found = [(graph.values[graph.ops[one.gather].operands[0]], graph.ops[one.made]) for one in beside]
     assert [(value.dtype, op.primitive) for value, op in found] == ([] if wide else [("float32", "add_any")])
 
 
