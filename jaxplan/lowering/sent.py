@@ -114,6 +114,7 @@ def as_sent(
     What no operand or result of its operation has the shape of is on its way into a loop: a stack.
     """
     uses = graph.uses()
+    f32 = [tensor.narrowed or tensor.dtype == "float32" for tensor in graph.values]  # to the program
 
     def scattered(item: Collective, op: int) -> Collective:
         made = [v for v in graph.ops[op].results if graph.values[v].shape == item.shape]
@@ -127,13 +128,14 @@ def as_sent(
 
     @functools.cache
     def stacks() -> dict[tuple[int, ...], set[bool]]:
-        """Whether what goes into loops is narrow, by shape."""
+        """Whether what goes into loops in f32, to the program, is narrow, by shape."""
         found: dict[tuple[int, ...], set[bool]] = {}
         for op in graph.ops:
             if op.primitive in ("scan_slice", "carry_init"):
                 for position, value in enumerate(op.operands):
-                    narrow = graph.taken(value, [(op.index, position)]).narrowed
-                    found.setdefault(graph.values[value].shape, set()).add(narrow)
+                    if f32[value]:
+                        narrow = graph.taken(value, [(op.index, position)]).narrowed
+                        found.setdefault(graph.values[value].shape, set()).add(narrow)
         return found
 
     def narrow(value: int, row: np.ndarray) -> bool:
@@ -147,12 +149,14 @@ def as_sent(
         moved = [
             narrow(value, reads[op, position])
             for position, value in enumerate(graph.ops[op].operands)
-            if graph.values[value].shape == item.shape and (op, position) in reads and value in values
+            if f32[value] and graph.values[value].shape == item.shape and (op, position) in reads and value in values
             and not np.array_equal(reads[op, position], values[value])  # read as it is made, it isn't sent
         ]  # fmt: skip
-        made = [graph.values[v].narrowed for v in graph.ops[op].results if graph.values[v].shape == item.shape]
+        alike = [v for v in graph.ops[op].results if f32[v] and graph.values[v].shape == item.shape]
+        made = [graph.values[v].narrowed for v in alike]
         # read as it lies: it was sent where it was made, as by a barrier
-        lying = [graph.values[v].narrowed for v in graph.ops[op].operands if graph.values[v].shape == item.shape]
+        alike = [v for v in graph.ops[op].operands if f32[v] and graph.values[v].shape == item.shape]
+        lying = [graph.values[v].narrowed for v in alike]
         return all(moved or made or lying or stacks().get(item.shape) or [False])
 
     def sent(item: Collective, op: int) -> Collective:

@@ -67,6 +67,25 @@ def test_quantised_weights_are_parameters() -> None:
     assert [t.kind for t in plan.inputs] == ["parameter"] * 5 + ["batch"] * 2  # a scalar is no weight
 
 
-def planned(step: Callable[..., Any], *shapes: Any) -> jaxplan.Plan:
+def test_frozen_stacks_in_bf16_beside_trained_ones_in_f32() -> None:
+    """Both loops' weights are sent in bf16: a TPU's products round those in f32, which are converted first."""
+
+    def through(weights: Any, x: Any) -> Any:
+        layer = jax.checkpoint(lambda h, w: (jnp.tanh(h @ w.astype(h.dtype)), None))
+        return jax.lax.scan(layer, x, weights)[0]
+
+    def distil(state: Any, base: Any, batch: Any) -> Any:
+        def loss(state: Any) -> Any:
+            return jnp.mean((through(state, batch) - through(base, batch)).astype(jnp.float32) ** 2)
+
+        return jax.tree.map(lambda p, g: p - g, state, jax.grad(loss)(state))
+
+    stacks = [S((4, DIM, DIM), dtype) for dtype in (jnp.float32, jnp.bfloat16)]
+    plan = planned(distil, *stacks, S((ROWS, DIM), jnp.bfloat16), search="fsdp")
+    gathered = [c.bytes * c.trips for c in plan.collectives if c.kind == "all_gather"]
+    assert [size for size in gathered if size >= stacks[0].size] == [2 * stack.size for stack in stacks]
+
+
+def planned(step: Callable[..., Any], *shapes: Any, search: str = "ilp") -> jaxplan.Plan:
     mesh = AbstractMesh((4, 2), ("data", "model"))
-    return jaxplan.plan(step, mesh, *shapes, hardware="tpu-v5e", options={"compare_templates": False})
+    return jaxplan.plan(step, mesh, *shapes, hardware="tpu-v5e", options={"search": search, "compare_templates": False})
