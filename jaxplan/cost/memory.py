@@ -162,8 +162,9 @@ def simulate_memory(
     copies, own_reads = _copies(graph, axes, needed, values, reads, local, when, whole_sums, awaited)
     for key, (start, stop, size) in copies.items():
         ledger.add("copies", start, stop, size, value=key[0])
-    for table in table_copies(graph, axes, tables, rows, values, reads, local, when, needed) if rows else ():
-        ledger.add("copies", table.start, table.stop, table.size)
+    in_rows = [*table_copies(graph, axes, tables, rows, values, reads, local, when, needed)] if rows else []
+    for table in in_rows:
+        ledger.add("copies", table.start, table.stop, table.size, value=table.value if table.brief else None)
     for copy in _image_copies(graph, axes, copied_images, reads, when, needed):
         ledger.add("copies", *copy)
     for whole_image in spread_copies(graph, axes, spread, images or {}, values, when, needed):
@@ -195,6 +196,7 @@ def simulate_memory(
     carried = {op.operands[0] for op in graph.ops if op.primitive == "carry_next"}
     products = sorted(when[op.index] for op in graph.ops if op.primitive in PRODUCTS)
     given_up = {**_given_up(over or {}, intervals, values, local), **(listed or {})}
+    given_up.update((table.value, table.instead) for table in in_rows if table.instead >= 0)
     for value, row in values.items():
         pending = id(row) in pending_rows
         if not (stored[value] or pending) or value in inputs:

@@ -19,13 +19,14 @@ four with those written by hand).  Else it is written there at once (3, 4 and 8 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..ir import Graph, Op, Value, settled_values
-from ..sharding import MeshAxes, Rule, pieces
+from ..sharding import ELEMENTWISE, MeshAxes, Rule, pieces
+from .row_layouts import stays_in_rows
 from .tiles import RowsOf, Tiling, device_bytes, lies_in_rows, local_sizes
 
 _PADDED, _FEW = 1.5, 2
@@ -78,12 +79,18 @@ def table_bytes(
 
 
 class TableCopy(NamedTuple):
-    """Bytes of a copy of `value` while operations `start` to `stop` run."""
+    """Bytes of a copy of `value` while operations `start` to `stop` run.
+
+    Attributes:
+      brief: vector memory may hold it; instead: from when on it is what is left of the value; -1: never.
+    """
 
     value: int
     start: int
     stop: int
     size: int
+    brief: bool = False
+    instead: int = -1
 
 
 def table_copies(
@@ -110,6 +117,7 @@ def table_copies(
 
     producers = graph.producers()
     yield from _returned_rows(graph, axes, values, reads, local, when)
+    yield from _brief_rows(graph, axes, rows, values, reads, local, when, needed)
     copies: dict[tuple[int, bytes], TableCopy] = {}
     for op, value, row in _gathered(graph, reads, rows, producers):
         if size := in_rows(value, row):
@@ -164,18 +172,33 @@ def _in_their_shape(
 
 
 def tiled_in_rows(graph: Graph) -> dict[int, Tiling]:
-    """The values that gathers and scatters of whole rows read and make, but for the step's arguments and results."""
+    """The values that gathers and scatters of whole rows read and make, but for the step's arguments and results, and
+    what is made of these in rows."""
     found: dict[int, Tiling] = {}
-    ends = {*graph.inputs, *graph.outputs}
+    ends, kept = {*graph.inputs, *graph.outputs}, stays_in_rows(graph)
     for op in graph.lookups():
         for value, tiling in _rows_of(op, graph):
             before = found.get(value)
             if value in ends or (before is not None and not isinstance(tiling, RowsOf)):
                 continue
-            if isinstance(before, RowsOf) and isinstance(tiling, RowsOf):
-                tiling = RowsOf((*before.tables, *tiling.tables), before.listed or tiling.listed)
+            if isinstance(tiling, RowsOf):
+                tables, listed = (before.tables, before.listed) if isinstance(before, RowsOf) else ((), False)
+                listed = listed or tiling.listed
+                tiling = RowsOf((*tables, *tiling.tables), listed, not listed and value not in kept)
             found[value] = tiling
+    for op, value in _made_in_rows(graph, kept):
+        if value not in ends and isinstance(of := found.get(op.operands[0]), RowsOf) and not of.brief:
+            found[value] = of
     return found
+
+
+def _made_in_rows(graph: Graph, kept: Collection[int]) -> Iterator[tuple[Op, int]]:
+    """What is elementwise made of rows and stays in rows, with what makes it."""
+    producers = graph.producers()
+    for value in sorted(kept):
+        op = graph.ops[producers[value]]
+        if op.primitive in ELEMENTWISE and op.operands[0] in kept:
+            yield op, value
 
 
 def tiled_as_read(
@@ -186,12 +209,43 @@ def tiled_as_read(
     for op in graph.lookups() if rows else ():
         for value, tiling in _rows_of(op, graph):
             row = reads.get((op.index, 0))
-            if isinstance(tiling, RowsOf) and isinstance(rows.get(value), RowsOf) and row is not None:
-                kept = lies_in_rows(graph.values[op.operands[0]], row, axes)
+            if isinstance(tiling, RowsOf) and isinstance(of := rows.get(value), RowsOf) and row is not None:
+                kept = not of.brief and lies_in_rows(graph.values[op.operands[0]], row, axes)
                 rank = len(graph.values[value].shape)
                 otherwise: Tiling = frozenset((rank - 2, rank - 1)) if tiling.listed else "any"
                 found[value] = "rows" if kept or found.get(value) == "rows" else otherwise
+    for op, value in _made_in_rows(graph, [v for v, of in rows.items() if isinstance(of, RowsOf)]):
+        if value not in found and op.operands[0] in found:
+            found[value] = found[op.operands[0]]
     return found
+
+
+def _brief_rows(
+    graph: Graph,
+    axes: MeshAxes,
+    rows: Mapping[int, Tiling],
+    values: Mapping[int, np.ndarray],
+    reads: Mapping[tuple[int, int], np.ndarray],
+    local: Callable[[int, np.ndarray], int],
+    when: Sequence[int],
+    needed: Sequence[int],
+) -> Iterator[TableCopy]:
+    """Rows that are in rows while they are gathered, and for products, and what is copied into rows to be added (see
+    `row_layouts`)."""
+    uses = graph.uses()
+    for op in graph.lookups():
+        for value, _ in _rows_of(op, graph)[:1]:
+            row = values.get(value) if op.primitive == "gather" else reads.get((op.index, 2))
+            of, table = rows.get(value), reads.get((op.index, 0))
+            if row is None or table is None or not (isinstance(of, RowsOf) and of.brief):
+                continue
+            size = int(device_bytes(graph.values[value], row[None], axes, "tpu", "rows")[0])
+            if size > local(value, row) and lies_in_rows(graph.values[op.operands[0]], table, axes):
+                start, ends = when[op.index], dict[bool, list[int]]({True: [], False: []})
+                for reader, _ in uses[value] if op.primitive == "gather" else ():
+                    ends[graph.ops[reader].primitive == "dot_general"].append(needed[reader])
+                instead = max([start + 1, *ends[False]]) if ends[True] else -1
+                yield TableCopy(value, start, max([start + 1, *ends[True]]), size, brief=True, instead=instead)
 
 
 def _returned_rows(

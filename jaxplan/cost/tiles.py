@@ -33,11 +33,12 @@ class RowsOf:
     """Rows that are taken from tables, or added to them: in tiles of the last dimensions where one of the tables is.
 
     Where `listed`, they are one list of rows of several dimensions: else in the tiles of their last dimensions that pad
-    least, for the list is in order only so.
+    least, for the list is in order only so.  Where `brief`, they lie in rows only while they are taken or added.
     """
 
     tables: tuple[Value, ...]
     listed: bool = False
+    brief: bool = False
 
 
 Tiling = Literal["any", "rows", "table"] | RowsOf | tuple[int, int] | frozenset[int]
@@ -86,7 +87,8 @@ def device_bytes(
         if tiling == "table":
             kept = _kept_in_rows(waste, whole)
         elif isinstance(tiling, RowsOf):
-            for table in tiling.tables:  # whole but for its columns, which are cut as its rows' are
+            # whole but for its columns, which are cut as its rows' are
+            for table in () if tiling.brief else tiling.tables:
                 columns = sizes[:, -1:]
                 others = np.full_like(columns, math.prod(table.shape[:-1]))
                 bytes_ = table.item_bytes * (others * columns)[:, 0]

@@ -9,6 +9,8 @@ So are primitives of jax that are one operation on one platform only.  A ragged 
 writes it as a product with every group's matrix, of rows that are zero where they are another group's, and so does XLA
 for GPU (xla/service/ragged_dot_rewriter.cc): as many times the arithmetic as there are groups, which can be cut by
 groups and rows like any other product.
+
+Of what is written for each platform, `lax.platform_dependent` (`jnp.diagonal` is), the platform's own is called.
 """
 
 from __future__ import annotations
@@ -54,6 +56,9 @@ class _Rewriter:
 
     def _equation(self, eqn: Any, depth: int) -> Any:
         name = eqn.primitive.name
+        if (branch := self._branch(eqn)) is not None:
+            body = self.jaxpr(eqn.params["branches"][branch], depth)
+            return eqn.replace(primitive=closed_call_p, params={"call_jaxpr": body}, invars=eqn.invars[1:])
         if name in _WALKED:
             params = {key: self._parameter(value, depth) for key, value in eqn.params.items()}
             same = all(_same(new, eqn.params[key]) for key, new in params.items())
@@ -63,6 +68,12 @@ class _Rewriter:
             return eqn
         body = self._body(eqn, depth)
         return eqn if body is None else eqn.replace(primitive=closed_call_p, params={"call_jaxpr": body})
+
+    def _branch(self, eqn: Any) -> int | None:
+        """The branch that the platform takes where these are written for platforms each; None: they are not."""
+        platforms = eqn.params.get("branches_platforms") if eqn.primitive.name == "cond" else None
+        taken = (i for i, names in enumerate(platforms or ()) if names is None or self._platform in names)
+        return next(taken, None)
 
     def _is_expanded(self, name: str) -> bool:
         own_kernel = self._platform == "cuda" and getattr(jax.config, _OWN_KERNEL, False)

@@ -32,7 +32,7 @@ def step(state: Any, batch: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("columns", "moments", "compiled"),
-    [(200, 2, 2_598_687_744), (200, 1, 1_869_087_744), (64, 1, 819_495_936), (64, 2, 614_695_936)],
+    [(200, 2, 2_598_659_072), (200, 1, 1_869_059_072), (64, 1, 819_467_264), (64, 2, 614_667_264)],
 )
 def test_a_table_is_updated_in_rows_unless_they_pad_a_lot_and_moments_are_many(
     columns: int, moments: int, compiled: int
@@ -41,12 +41,12 @@ def test_a_table_is_updated_in_rows_unless_they_pad_a_lot_and_moments_are_many(
     gradient in columns."""
     table = jax.ShapeDtypeStruct((400_000, columns), jnp.float32)
     batch = {
-        "rows": jax.ShapeDtypeStruct((8192,), jnp.int32),
+        "rows": jax.ShapeDtypeStruct((1024,), jnp.int32),
         "w": jax.ShapeDtypeStruct((columns, 256), jnp.float32),
     }
     planned = jaxplan.auto_shard(step, AbstractMesh((1,), ("data",)), hardware="tpu-v5e", donate_argnums=(0,))
     peak = planned.plan({"table": table, "moments": [table] * moments}, batch).cost.peak_bytes
-    assert 0 <= peak / compiled - 1 < 0.01
+    assert 0 <= peak / compiled - 1 < 0.005
 
 
 @pytest.mark.parametrize(("nodes", "compiled", "most"), [(2**21, 956_341_760, 0.02), (2**18, 2_499_910_144, 0.07)])
@@ -88,7 +88,8 @@ def test_which_of_several_tables_is_updated_last_is_not_known() -> None:
         planned = jaxplan.auto_shard(both, mesh, hardware="tpu-v5e", donate_argnums=(0,))
         copies.append(planned.plan(state, batch).cost.peak_parts["copies"])
     large, small = (2 * rows * 128 * 4 for rows in (400_000, 100_000))
-    assert copies == [large + small, large + small // 2]  # a moment is copied for its own update
+    added = 8192 * 128 * 4  # the batch's rows, in rows
+    assert copies == [large + small + added, large + small // 2 + added]  # a moment is copied for its own update
 
 
 @pytest.mark.parametrize(("norm", "cut", "made"), [(False, 0, 0), (True, NONE, 0), (True, 0, 1)])

@@ -124,6 +124,31 @@ def test_ragged_products_are_one_operation_on_tpu_alone(platform: str) -> None:
     assert ("ragged_dot_general" in found, flops) == ((True, products) if platform == "tpu" else (False, 4 * products))
 
 
+@pytest.mark.parametrize(("platform", "taken"), [("cpu", "sin"), ("cuda", "tan"), ("tpu", "cos")])
+def test_the_platform_s_own_of_what_is_written_for_each(platform: str, taken: str) -> None:
+    """Forward and backward: no branches are left, nor what the others would need."""
+
+    def step(x: Any) -> Any:
+        def loss(x: Any) -> Any:
+            return jax.lax.platform_dependent(x, cpu=jnp.sin, tpu=jnp.cos, default=jnp.tan).sum()
+
+        return jax.value_and_grad(loss)(x)
+
+    found = {op.primitive for op in trace(step, (X,), {}, ruled=registered(), platform=platform).graph.ops}
+    assert taken in found
+    assert found.isdisjoint({"cond_join", "platform_index"})
+
+
+def test_a_diagonal_is_no_branch(mesh_4x2: Mesh) -> None:
+    square = jnp.arange(64.0).reshape(8, 8)
+
+    def step(x: Any) -> Any:
+        return jax.grad(lambda x: (jnp.diagonal(x @ x.T) ** 2).sum())(x)
+
+    assert "cond_join" not in names(step, square)
+    np.testing.assert_allclose(jaxplan.auto_shard(step, mesh_4x2)(square), jax.jit(step)(square), rtol=1e-6)
+
+
 def test_a_rule_of_ones_own_goes_before(mesh_4x2: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))
     ruled = primitive("ruled", jnp.tanh)

@@ -1,0 +1,51 @@
+"""Rows that XLA for TPU leaves in rows, and those that it copies out of them, or into them.
+
+A gather makes its rows, and a scatter reads what it adds, with the elements of a row side by side, where their table
+lies so (see `tiles`): rows of 64 columns take twice their bytes.  Layouts are otherwise the ones that pad least, and
+products alone want their operands as they come.  So rows stay in rows where products or scatters read them, or products
+what is elementwise made of such rows alone; and what a product makes for a scatter is made in rows.  All others are
+copied: rows that are gathered, at once and for all but products, and what is added just before the scatter (graph
+networks' messages: products, sums, differences and functions of the rows of one or two nodes of an edge, and of what
+else is known of it, all added up by node; bf16[1048576, 64] of bf16[32768, 64]; compiled for v5e, jax 0.10.2, libtpu
+0.0.42.1, 2026-11-27).
+"""
+
+from __future__ import annotations
+
+from ..ir import Graph, Op
+from ..sharding import ELEMENTWISE
+
+
+def stays_in_rows(graph: Graph) -> frozenset[int]:
+    """What lies in rows as long as it is there, if the table does that it is taken from or added to."""
+    producers, uses, shapes = graph.producers(), graph.uses(), [value.shape for value in graph.values]
+    rows = {v for op in graph.lookups() if op.primitive == "gather" for v in op.results}
+    for op in graph.ops:
+        if op.primitive in ELEMENTWISE:
+            alike = [v for v in op.operands if shapes[v] == shapes[op.results[0]]]
+            rows.update(op.results if alike and rows.issuperset(alike) else ())
+
+    def is_read_so(value: int) -> bool:
+        made = graph.ops[producers[value]]
+        if made.primitive in ELEMENTWISE:
+            if not rows.issuperset(v for v in made.operands if shapes[v] == shapes[value]):
+                return False
+        for reader, position in uses[value]:
+            op = graph.ops[reader]
+            if op.primitive in ELEMENTWISE:
+                if shapes[op.results[0]] != shapes[value] or not rows.issuperset(op.results):
+                    return False
+            elif op.primitive != "dot_general" and not (made.primitive == "gather" and _adds(op, position)):
+                return False
+        return True
+
+    while others := {value for value in rows if not is_read_so(value)}:
+        rows -= others
+    for op in graph.ops:
+        if op.primitive == "dot_general" and len(read := uses[op.results[0]]) == 1:
+            rows.update(op.results if _adds(graph.ops[read[0][0]], read[0][1]) else ())
+    return frozenset(rows)
+
+
+def _adds(op: Op, position: int) -> bool:
+    return op.primitive.startswith("scatter") and position == 2
