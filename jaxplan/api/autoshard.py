@@ -206,7 +206,7 @@ class ShardedStep:
                 self._fn, shaped, shaped_kwargs, static_argnums=tuple(sorted(positions)),
                 static_argnames=self._static_names, donate_argnums=self._donate, while_trips=self._options.while_trips,
                 axes=target.axes, keep_constraints=self._options.annotations == "pin", ruled=registered(),
-                platform=target.platform,
+                platform=target.platform, masks_apart=bool(target.profile.masks_apart),
             )  # fmt: skip
 
     def _settings(self, said: Annotations | None) -> dict[str, str]:

@@ -97,7 +97,7 @@ class StepOfShapes:
             return trace(
                 self.fn, shaped, {}, donate_argnums=self.donate_argnums, while_trips=self.options.while_trips,
                 axes=target.axes, keep_constraints=self.options.annotations == "pin", ruled=registered(),
-                platform=target.platform,
+                platform=target.platform, masks_apart=bool(target.profile.masks_apart),
             )  # fmt: skip
 
     def said(self, traced: Traced, axes: MeshAxes) -> Annotations:

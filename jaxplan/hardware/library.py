@@ -44,6 +44,7 @@ _KIND_NUMBERS: dict[str, dict[str, tuple[type, float, float]]] = {
         "window_efficiency": (float, 0.0, 1.0),
         "scoped_bytes": (int, 2**20, _INF),
         "sparse_core_copies": (int, -1, 1),
+        "masks_apart": (int, -1, 1),
         "shared_operand_ratio": (float, 0.0, _INF),
         "batched_operand_ratio": (float, 0.0, _INF),
         "rounded_operand_ratio": (float, 0.0, _INF),

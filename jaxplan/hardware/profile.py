@@ -115,6 +115,7 @@ class Profile:
       scoped_bytes: of vector memory for the windows of one operation; TPU only.
       sparse_core_copies: 1 where SparseCores bring lists of rows into another layout while the rest computes, else 0;
         TPU only.
+      masks_apart: 1 where random masks of what is normalised are made by themselves (`ir.random_masks`); TPU only.
       shared_operand_ratio, batched_operand_ratio, rounded_operand_ratio: from how many times the elements of a
         product's other operand and result on XLA writes what several products would compute of larger arrays, see
         `cost.shared_operands`; the others of products of several batch dimensions, the third where what is computed in
@@ -152,6 +153,7 @@ class Profile:
     window_efficiency: float | None = None
     scoped_bytes: int | None = None
     sparse_core_copies: int | None = None
+    masks_apart: int | None = None
     shared_operand_ratio: float | None = None
     batched_operand_ratio: float | None = None
     rounded_operand_ratio: float | None = None

@@ -21,6 +21,7 @@ from .halos import without_halos
 from .live_ops import live_ops
 from .memory_space import on_host, put_one_by_one, returned_to_host, shape_as
 from .products import exchanged
+from .random_masks import behind_barriers, random_masks
 from .rewriting import rewritten
 from .rolls import rolled
 from .shifts import shifted
@@ -89,6 +90,7 @@ def trace(
     keep_constraints: bool = True,
     ruled: Collection[str] = (),
     platform: str | None = None,
+    masks_apart: bool = False,
 ) -> Traced:
     """Trace `fn(*args, **kwargs)`; arrays and ShapeDtypeStructs alike, nothing is allocated.
 
@@ -98,6 +100,7 @@ def trace(
       keep_constraints: False leaves all of them out.
       ruled: primitives with a sharding rule; the others are seen through where they are written in jax, if `platform`,
         what the step is lowered for, is given (see `third_party`).
+      masks_apart: random masks of what is normalised are made by themselves, see `random_masks`.
 
     Raises:
       TraceError: state comes back with another shape or dtype, an axis of `pmap`/`shard_map` is unbound, or the step
@@ -107,7 +110,7 @@ def trace(
     settings: dict[str, Any] = {
         "static_argnums": static_argnums, "static_argnames": static_argnames, "donate_argnums": donate_argnums,
         "while_trips": while_trips, "axes": axes, "keep_constraints": keep_constraints, "ruled": ruled,
-        "platform": platform,
+        "platform": platform, "masks_apart": masks_apart,
     }  # fmt: skip
     try:
         found = _trace(fn, args, kwargs, **settings)
@@ -151,7 +154,8 @@ def trace(
 def _trace(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, static_argnums: Sequence[int],
     static_argnames: Sequence[str], donate_argnums: Sequence[int], while_trips: float, axes: Axes | None,
-    keep_constraints: bool, ruled: Collection[str], platform: str | None, apart: Collection[int] = (),
+    keep_constraints: bool, ruled: Collection[str], platform: str | None, masks_apart: bool,
+    apart: Collection[int] = (),
 ) -> Traced:  # fmt: skip
     """`trace` once; arguments `apart` are no state."""
     name = getattr(fn, "__name__", type(fn).__name__)
@@ -199,6 +203,9 @@ def _trace(
     restate = None if axes is None else _restating(axes, keep_constraints)
     flattener = Flattener(while_trips, restate)
     graph = _flatten(name, jaxpr, consts, inputs, outputs, aliases, donated, flattener)
+    if masks_apart and (masks := random_masks(graph)):
+        jaxpr, flattener = behind_barriers(jaxpr, masks), Flattener(while_trips, restate)
+        graph = _flatten(name, jaxpr, consts, inputs, outputs, aliases, donated, flattener)
     return Traced(
         name=name,
         jaxpr=jaxpr,

@@ -1,0 +1,125 @@
+"""Random masks of what is normalised, kept apart from that: on some TPUs XLA fails to make both in one kernel well.
+
+A softmax in f32 that is rounded to bf16 and then dropped out of, by `jax.random`'s default generator, becomes one
+kernel, in which each number that the generator adds and shifts by is an operand of the scores' size, written to memory
+before: 32 of them, 8.6 GB for scores of f32[4, 16, 1024, 1024] where 0.2 are enough.  So does what else is divided by
+sums of a dimension and rounded.  It is so in plain jax too, where no softmax is kept: in a forward pass, or a layer
+that is computed again; on v5e of rows of 640, 1000, 1024, 1280, 1408 and 1664, on v6e of 1280, not of others (of 256 to
+2048), nor on v5p and v7x.  Of f32 throughout, of sums of bf16, of masks that are multiplied or smaller, and of layer
+normalisations nothing of the sort is seen (jax 0.10.2 and 0.12.0, libtpu 0.0.42.1 and 0.0.50.1, 2026-11-27).  Behind a
+barrier the mask is a kernel of its own, which writes one byte an element.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Any
+
+import jax
+
+from .._jax import as_closed
+from .flatten import call_of
+from .graph import Graph, Site
+from .insides import ELEMENTWISE
+from .rewriting import like, rewritten
+
+_MOVES = frozenset({"broadcast_in_dim", "convert_element_type", "copy", "reshape", "squeeze", "transpose"})
+
+_OF_BITS = frozenset(
+    {"add", "and", "bitcast_convert_type", "clamp", "concatenate", "ge", "gt", "le", "lt", "max", "min", "mul", "ne",
+     "not", "or", "shift_right_logical", "slice", "sub", "xor"}
+)  # fmt: skip
+"""What makes numbers, and then choices, of random bits."""
+
+
+def random_masks(graph: Graph) -> frozenset[Site]:
+    """Where the masks are made by which a step chooses of what is divided by its sums and rounded to bf16."""
+    found = set[Site]()
+    producers = graph.producers()
+    for op in graph.ops:
+        mask = op.operands[0] if op.primitive == "select_n" else -1
+        if mask < 0 or math.prod(graph.values[mask].shape) == 1 or producers[mask] < 0:
+            continue
+        site = graph.values[mask].site
+        if site is not None and site.kind == "result" and any(_is_rounded(graph, v) for v in op.operands[1:]):
+            if graph.ops[producers[mask]].primitive != "optimization_barrier" and _is_random(graph, mask):
+                found.add(site)
+    return frozenset(found)
+
+
+def _is_rounded(graph: Graph, value: int) -> bool:
+    """Whether a value is elementwise made of one tensor alone that is divided by its sums and rounded to bf16."""
+    producers, rounded = graph.producers(), False
+    while (maker := producers[value]) >= 0:
+        op, size = graph.ops[maker], math.prod(graph.values[value].shape)
+        if op.primitive == "div" and rounded and _is_summed(graph, op.operands[1]):
+            return True
+        large = [v for v in op.operands if math.prod(graph.values[v].shape) == size]
+        if op.primitive not in ELEMENTWISE | _MOVES or len(large) != 1:
+            return False
+        to_bf16 = graph.values[value].dtype == "bfloat16"
+        rounded = rounded or (to_bf16 and graph.values[large[0]].dtype == "float32")
+        value = large[0]
+    return False
+
+
+def _is_summed(graph: Graph, value: int) -> bool:
+    producers = graph.producers()
+    while (maker := producers[value]) >= 0 and graph.ops[maker].primitive in _MOVES:
+        value = graph.ops[maker].operands[0]
+    return maker >= 0 and graph.ops[maker].primitive == "reduce_sum"
+
+
+def _is_random(graph: Graph, mask: int) -> bool:
+    """Whether a mask is elementwise made of random bits, by jax's default generator, of as many elements."""
+    producers, seen, left = graph.producers(), set[int](), [mask]
+    while left:
+        value = left.pop()
+        if value in seen or (maker := producers[value]) < 0:
+            continue
+        seen.add(value)
+        op = graph.ops[maker]
+        if op.primitive == "random_bits":
+            return "fry" in graph.values[op.operands[0]].dtype
+        if op.primitive in _OF_BITS | _MOVES:
+            size = math.prod(graph.values[value].shape)
+            left += [v for v in op.operands if math.prod(graph.values[v].shape) == size]
+    return False
+
+
+def behind_barriers(jaxpr: Any, sites: Collection[Site]) -> Any:
+    """`jaxpr` (open) with what equations make at these sites read behind a barrier."""
+    barrier = jax.make_jaxpr(jax.lax.optimization_barrier)(0).eqns[0]
+    apart = {id(_equation_at(jaxpr, site)): site.position for site in sites}
+
+    def change(equations: list[Any], results: Any) -> list[Any]:
+        changed: list[Any] = []
+        for eqn in equations:
+            if (position := apart.get(id(eqn))) is None:
+                changed.append(eqn)
+                continue
+            read = eqn.outvars[position]
+            made = like(read, read.aval.shape)
+            outvars = [*eqn.outvars[:position], made, *eqn.outvars[position + 1 :]]
+            wall = barrier.replace(invars=[made], outvars=[read], source_info=eqn.source_info)
+            changed += [eqn.replace(outvars=outvars), wall]
+        return changed
+
+    return rewritten(jaxpr, [change])
+
+
+def _equation_at(jaxpr: Any, site: Site) -> Any:
+    """The equation of a site, in the jaxprs of the calls, loops and branches that lead there."""
+    body, way = jaxpr, [*site.frame]
+    while way:
+        eqn = body.eqns[way.pop(0)]
+        if (called := call_of(eqn)) is not None:
+            body = called.jaxpr
+            continue
+        if eqn.primitive.name == "while":
+            inner = eqn.params[("cond_jaxpr", "body_jaxpr")[way.pop(0)]]
+        else:
+            inner = eqn.params["branches"][way.pop(0)] if eqn.primitive.name == "cond" else eqn.params["jaxpr"]
+        body, _ = as_closed(inner)
+    return body.eqns[site.equation]
