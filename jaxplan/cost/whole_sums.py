@@ -3,16 +3,19 @@
 It scatters a sum in whole tiles of the layout in which the piece lies: the one that pads it least.  Of equals, a
 product's result has the last dimension of its second operand in lanes and the last one of its first in rows, or the
 other way round; a convolution's the channels in lanes and the batch in rows, the other way round, or a dimension of
-space in rows; any other tensor the last dimension in lanes and the last but one in rows.  The other dimensions lie
-outside of the tiles, in their order, but for those that the piece has one element of: these may lie anywhere.
+space in rows; any other tensor the last dimension in lanes and the last but one in rows.  So does a product of ragged
+groups in any case, which a kernel of its own writes: bf16[65536, 768] onto 96 lanes is made whole.  The other
+dimensions lie outside of the tiles, in their order, but for those that the piece has one element of: these may lie
+anywhere.
 
 Where the dimension that is scattered lies in lanes, a piece has to be whole lane tiles long, of 2-byte elements an even
 number of them (two rows are packed into one); where it lies in rows, whole tiles of 8 rows, of 2-byte elements 16
-unless it is the outermost dimension; dimensions of a single element may not be all that lies outside of it (kernels of
-1 x 1 convolutions, [1, 1, 512, 2048]); and outside of the tiles it has to be the outermost one, so that a piece lies in
-one piece.  Beside scattered rows, lanes of more than 152 tiles are sent in chunks of as many tiles each, 152 at most;
-where only chunks of a few would do, as of BERT's 30522 words, whose 239 tiles are a prime number, the sum is made whole
-(products of 60 sizes of up to 708608 words: chunks of 32 tiles are too small, of 58 are not, v5e, f32 and bf16).
+unless it is the outermost dimension; dimensions of which a device has a single element may not be all that lies outside
+of it (kernels of 1 x 1 convolutions, [1, 1, 512, 2048], or one of two critics, [2, 1536, 1536]); and outside of the
+tiles it has to be the outermost one, so that a piece lies in one piece.  Beside scattered rows, lanes of more than 152
+tiles are sent in chunks of as many tiles each, 152 at most; where only chunks of a few would do, as of BERT's 30522
+words, whose 239 tiles are a prime number, the sum is made whole (products of 60 sizes of up to 708608 words: chunks of
+32 tiles are too small, of 58 are not, v5e, f32 and bf16).
 (Products of 60 shapes of two to four dimensions, scattered over all and parts of v5e 2x4, v5p 2x2x2 and v6e
 4x4, and of 200 more on v5e, 33 convolutions there, jax 0.10.2, libtpu 0.0.42.1.)
 """
@@ -44,8 +47,8 @@ def made_whole(tensor: Value, places: np.ndarray, axes: MeshAxes) -> np.ndarray:
     whole[:] = outside & (np.cumsum(outside, axis=1) > 1)
     whole[every, lane] = sizes[every, lane] % (packed * LANES) != 0
     whole[every, row] = sizes[every, row] % (np.where(outside.any(axis=1), packed, 1) * SUBLANES) != 0
-    behind_ones = rank > 2 and 1 in tensor.shape
-    whole[every, row] |= _unchunked(sizes[every, lane]) | (behind_ones & ~outside.any(axis=1))
+    behind_ones = rank > 2 and ~outside.any(axis=1)
+    whole[every, row] |= _unchunked(sizes[every, lane]) | behind_ones
     whole |= (sizes[every, row] <= SUBLANES // 2)[:, None]
     return whole
 
@@ -66,7 +69,9 @@ def in_tiles(padded: np.ndarray, tensor: Value) -> tuple[np.ndarray, np.ndarray]
     """A sum's dimensions in lanes and in rows; `padded`: `float[n, rank, rank]`, how much each choice of them pads."""
     rank = padded.shape[1]
     choices = [(lane, row) for lane in reversed(range(rank)) for row in reversed(range(rank))]
-    if tensor.sides is not None:
+    if tensor.ordered:
+        choices = [(rank - 1, rank - 2)]
+    elif tensor.sides is not None:
         choices.sort(key=_unlike_a_product(tensor))
     elif tensor.image is not None:
         batch, channels, *space = tensor.image

@@ -232,7 +232,7 @@ class Flattener:
         elif name in _TYPES:
             results = operands
         else:
-            made, laid = enumerate(eqn.outvars), laid_by(eqn)
+            made, laid = enumerate(eqn.outvars), laid_by(eqn, [self.values[v] for v in operands])
             results = [self.value(v.aval, f"{name}", Site(frame, "result", position, i), **laid) for i, v in made]
             sites = [Site(frame, "operand", position, i) for i in range(len(operands))]
             params, source = eqn.params, self._source

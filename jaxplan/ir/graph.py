@@ -55,7 +55,8 @@ class Value:
 
     `number` is what a literal is; `narrowed`: it is f32 to the program and held in fewer bytes, its sums apart; `host`:
     it lies in the host's memory; `sides`: of a product's result where the dimensions of its first operand alone begin,
-    and where those of its second; `image`: of a convolution's result its dimensions, batch, channels, space.
+    and where those of its second; `image`: of a convolution's result its dimensions, batch, channels, space; `ordered`:
+    a kernel that the compiler has for the operation writes it with its dimensions in order, the last one in lanes.
     """
 
     index: int
@@ -70,6 +71,7 @@ class Value:
     host: bool = False
     sides: tuple[int, int] | None = None
     image: tuple[int, ...] | None = None
+    ordered: bool = False
 
     def narrow(self) -> Value:
         """The same held in bf16, see `cost.narrowed`."""

@@ -20,6 +20,7 @@ from typing import Any
 from jax.lax import DotAlgorithm
 
 from .._jax import Literal
+from .graph import Value
 
 
 def exchanged(equations: list[Any], results: Sequence[Any]) -> list[Any]:
@@ -66,9 +67,17 @@ def _params(params: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def laid_by(eqn: Any) -> dict[str, Any]:
-    """What a product or convolution says of how its result lies: `Value.sides`, or `Value.image`."""
+_ALIKE = frozenset({"add", "add_any", "convert_element_type"})
+"""What sums over devices go through and lies as it is."""
+
+
+def laid_by(eqn: Any, operands: Sequence[Value]) -> dict[str, Any]:
+    """What an equation says of how its result lies: `Value.sides`, `image` or `ordered`."""
     numbers = eqn.params.get("dimension_numbers")
+    if eqn.primitive.name.startswith("ragged_dot"):
+        return {"ordered": True}
+    if eqn.primitive.name in _ALIKE and any(value.ordered for value in operands):
+        return {"ordered": all(value.ordered or not value.shape for value in operands)}
     if eqn.primitive.name == "conv_general_dilated":
         return {"image": tuple(numbers.out_spec)}
     if eqn.primitive.name != "dot_general":

@@ -60,7 +60,7 @@ class Passing:
         self, tail: np.ndarray, head: np.ndarray, tensor: Value, how: How
     ) -> tuple[np.ndarray, np.ndarray | None, Passage]:
         """`float64[a, b]` seconds in a step, which pairs are possible (None: all), and what is moved."""
-        lies = tensor.sides, tensor.image
+        lies = tensor.sides, tensor.image, tensor.ordered
         key = (id(tail), id(head), tensor.shape, tensor.item_bytes, tensor.narrowed, tensor.host, lies, how)
         if key not in self._edges:
             costs, mask = self._held(tail, head, tensor, how) if how.held else self._priced(tail, head, tensor, how)

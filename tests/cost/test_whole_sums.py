@@ -74,6 +74,7 @@ SEEN: dict[tuple[str, tuple[int, ...], tuple[int, int] | None, tuple[int, int]],
     ("float32", (40962, 256), (0, 1), (1, 1)): False,
     ("float32", (30522, 1024), (0, 1), (1, 1)): False,  # the 1024 lie in lanes
     ("float32", (512, 160768), (0, 1), (1, 1)): False,  # cut in lanes
+    ("float32", (2, 1536, 1536), (1, 2), (1, 0)): True,  # one of two on each device
 }
 
 
@@ -86,6 +87,14 @@ def test_a_sum_is_made_whole_where_its_piece_is_no_whole_tiles(
     tensor = Value(index=0, name="sum", shape=shape, dtype=dtype, item_bytes=item_bytes, sides=sides)
     (whole,) = made_whole(tensor, np.array([cut], np.int8), AXES)
     assert whole[cut[0]] == SEEN[case]
+
+
+@pytest.mark.parametrize(("ordered", "whole"), [(True, [True, False]), (False, [False, False])])
+def test_what_a_kernel_of_its_own_writes_lies_in_order(ordered: bool, whole: list[bool]) -> None:
+    """A product of ragged groups onto 96 columns: elsewhere the rows would lie in lanes (v5e, jax 0.10.2)."""
+    product = Value(index=0, name="sum", shape=(65536, 768), dtype="bfloat16", item_bytes=2, ordered=ordered)
+    cuts = np.array([(1, 1), (0, 0)], np.int8)
+    assert [bool(row[cut[0]]) for row, cut in zip(made_whole(product, cuts, AXES), cuts, strict=True)] == whole
 
 
 SEEN_IMAGES: dict[tuple[str, tuple[int, ...], int], bool] = {
