@@ -33,7 +33,8 @@ class RowsOf:
     """Rows that are taken from tables, or added to them: in tiles of the last dimensions where one of the tables is.
 
     Where `listed`, they are one list of rows of several dimensions: else in the tiles of their last dimensions that pad
-    least, for the list is in order only so.  Where `brief`, they lie in rows only while they are taken or added.
+    least, for the list is in order only so.  Where `brief`, they lie in rows only while they are taken or added, with
+    as much room then.
     """
 
     tables: tuple[Value, ...]
@@ -87,8 +88,7 @@ def device_bytes(
         if tiling == "table":
             kept = _kept_in_rows(waste, whole)
         elif isinstance(tiling, RowsOf):
-            # whole but for its columns, which are cut as its rows' are
-            for table in () if tiling.brief else tiling.tables:
+            for table in tiling.tables:  # whole but for its columns, which are cut as its rows' are
                 columns = sizes[:, -1:]
                 others = np.full_like(columns, math.prod(table.shape[:-1]))
                 bytes_ = table.item_bytes * (others * columns)[:, 0]

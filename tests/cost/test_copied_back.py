@@ -85,7 +85,7 @@ def model(weights: Any, words: jax.Array) -> Any:
 MODEL = (of(51200, 1536), (of(8, 1536, 6144), of(8, 6144, 1536)), of(1536, 51200))
 
 
-@pytest.mark.aot_tpu
+@pytest.mark.aot_broad
 def test_other_buffers_lie_where_arguments_were() -> None:
     """Copies of other arguments, and activations; counted beside the arguments they were 15 % too many (jax 0.12 has
     them there)."""

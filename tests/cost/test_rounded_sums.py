@@ -67,7 +67,7 @@ def test_no_more_wait_than_the_memory_has_room_for() -> None:
     assert 0.9 * room < planned(8192, 12, small).cost.peak_bytes <= room
 
 
-@pytest.mark.aot_tpu
+@pytest.mark.aot_broad
 def test_the_compiled_step_takes_as_much() -> None:
     plan, shapes = planned(8192), shapes_of(8192)
     mesh = jaxplan.target("tpu-v5e:2x4").mesh(data=8)

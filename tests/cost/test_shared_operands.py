@@ -183,15 +183,25 @@ def test_what_is_rounded_is_written_sooner(hardware: str, sizes: tuple[int, ...]
     assert written(hardware, *sizes, rounded=True) == there
 
 
+BROAD = pytest.mark.aot_broad
+"""Half a minute and more each."""
+
+
 @pytest.mark.aot_tpu
 @pytest.mark.parametrize(
     ("step", "weights", "tokens", "target", "close"),
     [
         (step_of(attention, wide=None), attention_weights(4, 4), 1024, "tpu-v5p:2x2x2", 0.03),
-        (step_of(attention, wide=None), attention_weights(4, 4), 1024, "tpu-v6e:2x4", 0.03),
-        (step_of(attention, wide=True), attention_weights(8, 1), 1024, "tpu-v5p:2x2x2", 0.06),
+        pytest.param(
+            step_of(attention, wide=None), attention_weights(4, 4), 1024, "tpu-v6e:2x4", 0.03, marks=BROAD
+        ),
+        pytest.param(
+            step_of(attention, wide=True), attention_weights(8, 1), 1024, "tpu-v5p:2x2x2", 0.06, marks=BROAD
+        ),
         (step_of(swiglu), SWIGLU, 1024, "tpu-v5p:2x2x2", 0.06),
-        (step_of(attention, wide=True), attention_weights(4, 4), 2048, "tpu-v6e:2x4", 0.06),
+        pytest.param(
+            step_of(attention, wide=True), attention_weights(4, 4), 2048, "tpu-v6e:2x4", 0.06, marks=BROAD
+        ),
     ],
 )
 def test_the_compiled_step_takes_as_much(step: Any, weights: Any, tokens: int, target: str, close: float) -> None:
