@@ -18,6 +18,8 @@ from ..sharding import ELEMENTWISE
 
 def stays_in_rows(graph: Graph) -> frozenset[int]:
     """What lies in rows as long as it is there, if the table does that it is taken from or added to."""
+    if not graph.lookups():
+        return frozenset()
     producers, uses, shapes = graph.producers(), graph.uses(), [value.shape for value in graph.values]
     rows = {v for op in graph.lookups() if op.primitive == "gather" for v in op.results}
     for op in graph.ops:

@@ -13,14 +13,12 @@ barrier the mask is a kernel of its own, which writes one byte an element.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
-from .._jax import as_closed
-from .flatten import call_of
-from .graph import Graph, Site
+from .graph import Graph
 from .insides import ELEMENTWISE
 from .rewriting import like, rewritten
 
@@ -33,19 +31,18 @@ _OF_BITS = frozenset(
 """What makes numbers, and then choices, of random bits."""
 
 
-def random_masks(graph: Graph) -> frozenset[Site]:
-    """Where the masks are made by which a step chooses of what is divided by its sums and rounded to bf16."""
-    found = set[Site]()
-    producers = graph.producers()
+def random_masks(graph: Graph) -> list[tuple[Any, int]]:
+    """(equation, which of its results) of the masks by which a step chooses of what is divided by its sums and rounded
+    to bf16."""
+    found = []
     for op in graph.ops:
         mask = op.operands[0] if op.primitive == "select_n" else -1
-        if mask < 0 or math.prod(graph.values[mask].shape) == 1 or producers[mask] < 0:
+        if mask < 0 or math.prod(graph.values[mask].shape) == 1:
             continue
-        site = graph.values[mask].site
-        if site is not None and site.kind == "result" and any(_is_rounded(graph, v) for v in op.operands[1:]):
-            if graph.ops[producers[mask]].primitive != "optimization_barrier" and _is_random(graph, mask):
-                found.add(site)
-    return frozenset(found)
+        if any(_is_rounded(graph, v) for v in op.operands[1:]) and _is_random(graph, mask):
+            maker = graph.ops[graph.producers()[mask]]
+            found.append((maker.equation, maker.results.index(mask)))
+    return found
 
 
 def _is_rounded(graph: Graph, value: int) -> bool:
@@ -88,10 +85,10 @@ def _is_random(graph: Graph, mask: int) -> bool:
     return False
 
 
-def behind_barriers(jaxpr: Any, sites: Collection[Site]) -> Any:
-    """`jaxpr` (open) with what equations make at these sites read behind a barrier."""
+def behind_barriers(jaxpr: Any, made: Sequence[tuple[Any, int]]) -> Any:
+    """`jaxpr` (open) with these results of equations read behind a barrier."""
     barrier = jax.make_jaxpr(jax.lax.optimization_barrier)(0).eqns[0]
-    apart = {id(_equation_at(jaxpr, site)): site.position for site in sites}
+    apart = {id(eqn): position for eqn, position in made}
 
     def change(equations: list[Any], results: Any) -> list[Any]:
         changed: list[Any] = []
@@ -100,26 +97,10 @@ def behind_barriers(jaxpr: Any, sites: Collection[Site]) -> Any:
                 changed.append(eqn)
                 continue
             read = eqn.outvars[position]
-            made = like(read, read.aval.shape)
-            outvars = [*eqn.outvars[:position], made, *eqn.outvars[position + 1 :]]
-            wall = barrier.replace(invars=[made], outvars=[read], source_info=eqn.source_info)
+            before = like(read, read.aval.shape)
+            outvars = [*eqn.outvars[:position], before, *eqn.outvars[position + 1 :]]
+            wall = barrier.replace(invars=[before], outvars=[read], source_info=eqn.source_info)
             changed += [eqn.replace(outvars=outvars), wall]
         return changed
 
     return rewritten(jaxpr, [change])
-
-
-def _equation_at(jaxpr: Any, site: Site) -> Any:
-    """The equation of a site, in the jaxprs of the calls, loops and branches that lead there."""
-    body, way = jaxpr, [*site.frame]
-    while way:
-        eqn = body.eqns[way.pop(0)]
-        if (called := call_of(eqn)) is not None:
-            body = called.jaxpr
-            continue
-        if eqn.primitive.name == "while":
-            inner = eqn.params[("cond_jaxpr", "body_jaxpr")[way.pop(0)]]
-        else:
-            inner = eqn.params["branches"][way.pop(0)] if eqn.primitive.name == "cond" else eqn.params["jaxpr"]
-        body, _ = as_closed(inner)
-    return body.eqns[site.equation]

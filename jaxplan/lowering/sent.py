@@ -143,6 +143,11 @@ def as_sent(
         alike = [use for use in uses[value] if use in reads and np.array_equal(reads[use], row)]
         return graph.taken(value, alike).narrowed
 
+    def narrowed_like(made_or_read: Sequence[int], item: Collective) -> list[bool]:
+        """Of those of its shape, in f32 to the program, whether each is narrow."""
+        tensors = (graph.values[v] for v in made_or_read if f32[v])
+        return [tensor.narrowed for tensor in tensors if tensor.shape == item.shape]
+
     def halved(item: Collective, op: int) -> bool:
         if item.written or item.dtype != "float32" or item.kind in ("all_reduce", "reduce_scatter") or op < 0:
             return False
@@ -152,11 +157,9 @@ def as_sent(
             if f32[value] and graph.values[value].shape == item.shape and (op, position) in reads and value in values
             and not np.array_equal(reads[op, position], values[value])  # read as it is made, it isn't sent
         ]  # fmt: skip
-        alike = [v for v in graph.ops[op].results if f32[v] and graph.values[v].shape == item.shape]
-        made = [graph.values[v].narrowed for v in alike]
+        made = narrowed_like(graph.ops[op].results, item)
         # read as it lies: it was sent where it was made, as by a barrier
-        alike = [v for v in graph.ops[op].operands if f32[v] and graph.values[v].shape == item.shape]
-        lying = [graph.values[v].narrowed for v in alike]
+        lying = narrowed_like(graph.ops[op].operands, item)
         return all(moved or made or lying or stacks().get(item.shape) or [False])
 
     def sent(item: Collective, op: int) -> Collective:
