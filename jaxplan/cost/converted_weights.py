@@ -7,6 +7,10 @@ alone, jax 0.10.2, libtpu 0.0.42.1). Nor so what so many products read that read
 it once, writing bf16 and reading that: four, of two forward passes and their backward passes, but not three (three
 shapes, 1 to 6 products, v5e). Weights that lie otherwise, for these would pad them (6 heads, or heads of 64), are
 converted as they are read, and so are those with the contracted dimension in tiles, f32[8, 128, 1024].
+
+A table whose rows are gathered is converted whole before, however large it is and however few the rows, and a product
+with the same table, as tied logits are, reads that: f32[131072, 2048] leaves 537 MB until the last of both (tables of
+1,024 to 1,024,000 rows of 16 to 2048, gathered alone and with tied logits, forward and with gradients, v5e).
 """
 
 from __future__ import annotations
@@ -19,7 +23,11 @@ import numpy as np
 
 from ..ir import Graph, Value
 from ..sharding import MeshAxes
+from .residency import Flow
 from .tiles import local_sizes, padding
+
+_READERS = {("dot_general", 0), ("dot_general", 1), ("gather", 0)}
+"""Operations, and which of their operands they read as it was converted."""
 
 
 class Converted(NamedTuple):
@@ -53,22 +61,59 @@ def converted_weights(
         wide, narrow, row = graph.values[source], graph.values[made[0]], values.get(source)
         if row is None or len(wide.shape) < 2 or narrow.item_bytes >= wide.item_bytes or any(stored[v] for v in made):
             continue
-        products = [
+        readers = [
             (reader, place)
             for value in made
             for reader, place in uses[value]
-            if graph.ops[reader].primitive == "dot_general"
+            if (graph.ops[reader].primitive, place) in _READERS
             and not around[reader]
             and np.array_equal(reads.get((reader, place), row), row)
         ]
+        products = [(reader, place) for reader, place in readers if graph.ops[reader].primitive == "dot_general"]
+        looked_up = len(readers) > len(products)
+        if looked_up:
+            turned = [(reader, place) for value in made for reader, place in _turned(graph, uses, value)]
+            readers += [(r, p) for r, p in turned if _as_made(graph, r, p, values, reads) and not around[r]]
         tiles = _in_tiles(wide, row, axes)
         read_wide = len(products) * wide.item_bytes
         read_narrow = wide.item_bytes + narrow.item_bytes + len(products) * narrow.item_bytes
-        if read_wide > read_narrow or any(_spares(graph, *read, tiles) for read in products):
-            when = [times[reader] for reader, _ in products]
+        if looked_up or read_wide > read_narrow or any(_spares(graph, *read, tiles) for read in products):
+            when = [times[reader] for reader, _ in readers]
             sizes = local_sizes(narrow.shape, row[None], axes)
             size = narrow.item_bytes * sizes.prod() * padding(sizes, narrow.item_bytes)[(0, *tiles)]
             yield Converted(min(when), max(when) + 1, math.ceil(size), made[0])
+
+
+def _turned(graph: Graph, uses: Sequence[Sequence[tuple[int, int]]], value: int) -> Iterator[tuple[int, int]]:
+    """The products, and their operands' places, that read a value's transpose."""
+    for reader, _ in uses[value]:
+        op = graph.ops[reader]
+        if op.primitive == "transpose":
+            yield from (use for use in uses[op.results[0]] if graph.ops[use[0]].primitive == "dot_general")
+
+
+def _as_made(
+    graph: Graph, reader: int, place: int, values: Mapping[int, np.ndarray], reads: Mapping[tuple[int, int], np.ndarray]
+) -> bool:
+    """Whether an operand is read in the layout that it is made in."""
+    row, made = reads.get((reader, place)), values.get(graph.ops[reader].operands[place])
+    return row is not None and made is not None and np.array_equal(row, made)
+
+
+def table_traffic(flow: Flow, bytes_of: Sequence[float], reads: list[tuple[float, ...]]) -> None:
+    """Counts in `reads`, bytes by operand of every operation, the conversion of tables that rows are gathered of."""
+    seen, graph = set[tuple[int, str]](), flow.graph
+    for op in graph.ops:
+        value = op.operands[0] if op.primitive == "gather" and flow.loop_of[op.index] < 0 else -1
+        made = flow.producers[value] if value >= 0 else -1
+        if made < 0 or graph.ops[made].primitive != "convert_element_type":
+            continue
+        source = graph.ops[made].operands[0]
+        key = source, graph.values[value].dtype
+        narrower = graph.values[value].item_bytes < graph.values[source].item_bytes
+        if flow.producers[source] < 0 and narrower and key not in seen:
+            seen.add(key)
+            reads[op.index] = (reads[op.index][0] + bytes_of[source] + bytes_of[value], *reads[op.index][1:])
 
 
 def _in_tiles(weights: Value, row: np.ndarray, axes: MeshAxes) -> tuple[int, int]:

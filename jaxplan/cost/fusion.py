@@ -20,6 +20,7 @@ from .added_scores import added_scores
 from .apart import NO_ORDERS, made_apart, orders_of, reordered, turned_results
 from .bodies import bodies
 from .conversions import conversions
+from .converted_weights import table_traffic
 from .crossing import Traffic
 from .few_images import spread_reads
 from .fills import filled_traffic, fills
@@ -289,10 +290,8 @@ class _Kernels:
         carried = {op.operands[0] for op in self.graph.ops if op.primitive == "carry_next"}
         runs, seen = self._runs(carried), set[tuple[int, int, int]]()
         reads, writes = list[tuple[float, ...]](), list[tuple[float, ...]]()
-        flow = Flow(
-            graph=self.graph, rules=self.rules, kinds=self.kinds, source=self.source, producers=self.producers,
-            loop_of=self.loop_of,
-        )  # fmt: skip
+        flow = Flow(graph=self.graph, rules=self.rules, kinds=self.kinds, source=self.source, producers=self.producers,
+                    loop_of=self.loop_of)  # fmt: skip
         times, tpu, gpu = self._times(flow), self.platform == "tpu", self.platform == "gpu"
         again, tables = written_again(flow) if gpu else set(), row_updates(self.graph, self.rules) if tpu else ()
         for op in self.graph.ops:
@@ -307,6 +306,8 @@ class _Kernels:
             writes.append(tuple([self.bytes[v] * self.share[v] * w for v, w in zip(made, kept, strict=True)]))
         filled = fills(flow, times, self.onto) if gpu else ()
         filled_traffic(flow, filled, self.bytes, reads, writes)
+        if tpu:
+            table_traffic(flow, self.bytes, reads)
         vector = vector_kernels(flow, reads, writes, self._at_hand, self.op_level, tables) if tpu else ()
         orders = orders_of(flow) if gpu else NO_ORDERS
         apart = made_apart(flow, self.cheap, orders) if gpu else {}
@@ -396,5 +397,4 @@ class _Kernels:
         return here and self.op_level[self.producers[value]] == self.op_level[op.index]
 
     def _buffer(self, value: int) -> bool:
-        made = self.producers[value]
-        return made >= 0 and self.graph.ops[made].primitive in LOOP_EDGES
+        return (made := self.producers[value]) >= 0 and self.graph.ops[made].primitive in LOOP_EDGES

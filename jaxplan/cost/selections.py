@@ -2,7 +2,7 @@
 
 XLA for TPU takes elements from what is in memory.  Where that is a product's result in a wider type, the product's
 kernel writes both: the narrow one, from which everything else is computed again, and the wide one for the gather (f32
-beside bf16 logits).  Of a table, an argument, rows are gathered as they are and converted then.
+beside bf16 logits).  A table, an argument, is itself in memory; what it is converted to see `converted_weights`.
 
 What adds to one element of each row becomes a comparison with the row's index and a selection, fused like any other:
 the gradient of `take_along_axis` with one index a row is never stored.  With several indices a row, or where rows are

@@ -58,7 +58,8 @@ def once(x: Any, y: Any) -> Any:
 
 def run(fn: Callable[..., Any], mesh: Mesh, constraints: dict[str, P], x: Any = X) -> jaxplan.Plan:
     step = jaxplan.auto_shard(fn, mesh, constraints=constraints, options={"compare_templates": False})
-    np.testing.assert_allclose(step(x, Y), jax.jit(fn)(x, Y), rtol=1e-5, atol=1e-6)
+    wanted = jax.jit(fn)(x, Y)
+    np.testing.assert_allclose(step(x, Y), wanted, rtol=1e-5, atol=1e-6 * max(np.abs(wanted).max(), 1))  # some cancel
     return step.plan(x, Y)
 
 

@@ -118,3 +118,30 @@ def test_loops_convert_their_stacks_before_they_begin() -> None:
 
     stack = jax.ShapeDtypeStruct((4, 1024, 8, 128), jnp.float32)
     assert not found(jax.grad(loss), (stack, arguments()[1]))[1]
+
+
+def looks_up(tied: bool, form: str) -> Any:
+    """The loss of what follows from rows of a table, with the same table for its logits, or another."""
+
+    def loss(tables: Any, words: Any) -> Any:
+        table, other = (t.astype(jnp.bfloat16) for t in tables)
+        h, head = jnp.tanh(table[words]), table if tied else other
+        logits = h @ head.T if form == "transposed" else jnp.einsum("bd,vd->bv", h, head)
+        return jnp.mean(jax.nn.logsumexp(logits.astype(jnp.float32), -1))
+
+    return loss
+
+
+@pytest.mark.aot_tpu
+@pytest.mark.parametrize(("tied", "form"), [(True, "transposed"), (True, "as it is"), (False, "as it is")])
+def test_a_table_is_converted_whole_before_its_rows_are_gathered(tied: bool, form: str) -> None:
+    tables = [jax.ShapeDtypeStruct((words, 512), jnp.float32) for words in (4096, 8192)]
+    given = tables, jax.ShapeDtypeStruct((DEVICES * ROWS,), jnp.int32)
+    gradients = jax.grad(looks_up(tied, form))
+    graph, predicted = found(gradients, given)
+    assert converted(gradients, given) == [(4096, 512)]
+    (one,) = predicted
+    readers = [op.index for op in graph.ops if op.primitive in ("gather", "dot_general")]
+    assert graph.values[one.value].shape == (4096, 512) and one.size == 4096 * 512 * 2
+    assert one.start == readers[0]
+    assert one.stop > readers[2] if tied else one.stop == readers[0] + 1
