@@ -20,6 +20,7 @@ from .on_chip import Resident
 from .product_windows import Windowed
 from .residency import SecondStack
 from .row_sums import RowSum
+from .scores_twice import Twice
 from .selections import WideCopy
 from .shared_operands import SharedOperand
 from .squares import Squares
@@ -45,8 +46,8 @@ class Traffic:
       rows: TPU: see `sliced`, `written`, `tiled_in_rows`; copied_images: see `copied_reads`; tables: see `row_updates`;
         spread: see `spread_reads`; squares: TPU: see `shared_squares`; apart: GPU: see `made_apart` and `reordered`;
         reordered: GPU: the latter's value by (product, place), where a kernel more copies it; turned_results: GPU;
-        wide: TPU: see `wide_copies`; scores: TPU: see `added_scores`; shared: TPU: see `shared_operands`; updates,
-        row_sums, merged: GPU; windows, conversions: TPU.
+        wide: TPU: see `wide_copies`; scores, twice: TPU: see `added_scores`, `scores_twice`; shared: TPU: see
+        `shared_operands`; updates, row_sums, merged: GPU; windows, conversions: TPU.
       kernels: TPU: for every operation the kernel of the vector unit that it is part of; else None throughout.
       starts: GPU: see `kernel_starts`; parted: GPU: see `parted_rows`.
       producers: for every value the operation that makes it, or -1.
@@ -71,6 +72,7 @@ class Traffic:
     squares: tuple[Squares, ...]
     wide: tuple[WideCopy, ...]
     scores: tuple[AddedScores, ...]
+    twice: tuple[Twice, ...]
     shared: tuple[SharedOperand, ...]
     row_sums: tuple[RowSum, ...]
     apart: Mapping[int, tuple[tuple[int, int], ...]]

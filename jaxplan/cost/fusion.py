@@ -59,6 +59,7 @@ from .residency import (
 )
 from .row_sums import row_sums
 from .scores import exponentiated, made_at_once, makes_scores, masks_capped
+from .scores_twice import scores_twice
 from .selections import added_onto, gathered_from, wide_copies
 from .shared_gathers import added_in_memory
 from .shared_operands import shared_operands
@@ -346,9 +347,8 @@ class _Kernels:
             kernels=vector or (None,) * len(reads),
             parted=parted_rows(self.graph, stored) if gpu else frozenset(),
             starts=kernel_starts(flow, writes, self._at_hand, self.op_level) if gpu else (),
-            producers=tuple(self.producers),
-            times=times,
-            graph=self.graph,
+            twice=tuple(scores_twice(flow)) if tpu else (),
+            producers=tuple(self.producers), times=times, graph=self.graph,
         )
 
     def _times(self, flow: Flow) -> tuple[int, ...]:

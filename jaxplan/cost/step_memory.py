@@ -31,6 +31,7 @@ from .product_slices import slice_scratch
 from .rings import ring_operands
 from .rounded_sums import Behind, behind_rounded, put_behind
 from .row_sums import written_in_rows
+from .scores_twice import twice_in_memory
 from .shared_operands import written_operands
 from .sorting import sorting_scratch
 from .split_k import split_scratch
@@ -126,6 +127,7 @@ def step_memory(
         for value, start, stop in kept_products(crossing.scores, lives.intervals):
             if (row := values.get(value)) is not None:
                 beside.append((start, stop, int(device_bytes(graph.values[value], row[None], axes, "tpu")[0])))
+        beside += twice_in_memory(graph, axes, crossing.twice, crossing.producers, times, reads)
         beside += written_operands(graph, axes, crossing.shared, model.profile, times, lives.needed, values, reads)
         beside += [(one.start, one.stop, one.size) for one in lists]
         converted = [*converted_weights(graph, axes, stored, times, values, reads)]

@@ -1,0 +1,165 @@
+"""Scores that XLA for TPU makes in one kernel and their softmax in the next one: twice in memory for a moment.
+
+The product, its mask, the maximum, the argument of the exponential and its sum are one kernel, which writes the
+argument alone, as long as the kernel can hold what it needs of all keys.  Else the product writes the scores, and the
+next kernel reads them and writes the argument beside them:
+
+- where each key has its own query head, from a mebibyte of one head's keys on, as wide as the kernel makes them (f32
+  where it turns or scales them itself, bf16 where they are copied or repeated before);
+- where a key has several query heads, a dimension of its own, if the kernel turns the keys (rotary positions put halves
+  beside each other), of 128 columns or more; under scores that are converted from bf16 only from 768 KiB of one head's
+  keys on, for fewer are turned in a kernel of their own.
+
+Where that dimension is of one head they are one kernel up to 8192 tokens, and so they may be where a device has one
+sequence, which is counted as of several.  120 layers of attention without gradients, 512 to 8192 tokens, heads of 64 to
+256 columns, scanned and not, compiled for v5e, eight of them for v5p (jax 0.10.2, libtpu 0.0.42.1).  Batch and number
+of heads change nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ..ir import VIEWS, Graph
+from ..sharding import ELEMENTWISE, MeshAxes
+from .residency import Flow
+from .scores import is_batched
+from .tiles import device_bytes, local_sizes
+
+_HELD, _TURNED_APART, _COLUMNS = 1 << 20, 3 << 18, 128
+"""See above: bytes, bytes and columns from which on scores lie apart."""
+
+_WIDE = 4
+"""Bytes of an element of f32, in which softmaxes are computed."""
+
+_MADE_INSIDE = ELEMENTWISE | VIEWS | {"broadcast_in_dim", "concatenate", "convert_element_type", "slice", "split"}
+
+
+class Twice(NamedTuple):
+    """Scores that may be in memory beside what is exponentiated.
+
+    Attributes:
+      scores: the value, of which the largest is taken; taken, subtracted: the operations that take and subtract it.
+      product: what makes the scores; place: of its operand, the keys.
+      grouped: whether a key has several queries' heads; narrow: whether the product's own result is narrower.
+      scaled, turned: whether the kernel makes the keys itself, in f32, and of parts put beside each other.
+    """
+
+    scores: int
+    taken: int
+    subtracted: int
+    product: int
+    place: int
+    grouped: bool
+    narrow: bool
+    scaled: bool
+    turned: bool
+
+
+def scores_twice(flow: Flow) -> Iterator[Twice]:
+    """All softmaxes, forward, of products with batch dimensions."""
+    graph, uses = flow.graph, flow.graph.uses()
+    for op in graph.ops:
+        if op.primitive != "reduce_max" or len(op.params["axes"]) != 1:
+            continue
+        value = op.operands[0]
+        subtracted = [r for r, place in uses[value] if graph.ops[r].primitive == "sub" and place == 0]
+        product = _product(flow, value)
+        keys = graph.values[value].shape[op.params["axes"][0]]
+        if not subtracted or product is None or graph.values[value].item_bytes != _WIDE:
+            continue
+        free = [_free(graph, product, place) for place in (0, 1)]
+        sides = [place for place in (0, 1) if free[place] == [keys]]
+        if sides:
+            place = sides[-1]
+            narrow = graph.values[graph.ops[product].results[0]].item_bytes < _WIDE
+            scaled, turned = _made_inside(flow, graph.ops[product].operands[place])
+            grouped = len(free[1 - place]) > 1
+            if not grouped and any(len(_free_dims(graph, product, side)) > 1 for side in (0, 1)):
+                continue
+            yield Twice(value, op.index, subtracted[0], product, place, grouped, narrow, scaled, turned)
+
+
+def twice_in_memory(
+    graph: Graph,
+    axes: MeshAxes,
+    found: Sequence[Twice],
+    producers: Sequence[int],
+    times: Sequence[int],
+    reads: Mapping[tuple[int, int], np.ndarray],
+) -> Iterator[tuple[int, int, int]]:
+    """(start, stop, bytes) of the scores that lie beside the argument of their exponential.
+
+    Args:
+      producers, times: see `Traffic`; reads: see `simulate_memory`.
+    """
+    for one in found:
+        keys, read = reads.get((one.product, one.place)), reads.get((one.taken, 0))
+        if keys is None or read is None:
+            continue
+        op = graph.ops[one.product]
+        tensor, (contracted, _) = graph.values[op.operands[one.place]], op.params["dimension_numbers"]
+        sizes = local_sizes(tensor.shape, keys[None], axes)[0]
+        columns = float(np.prod([sizes[d] for d in contracted[one.place]]))
+        tokens = float(np.prod([sizes[d] for d in _free_dims(graph, one.product, one.place)]))
+        held = tokens * columns * (_WIDE if one.scaled else tensor.item_bytes)
+        if one.grouped:
+            apart = one.turned and columns >= _COLUMNS and (not one.narrow or held >= _TURNED_APART)
+        else:
+            apart = held >= _HELD
+        if apart:
+            size = int(device_bytes(graph.values[one.scores], read[None], axes, "tpu")[0])
+            yield times[producers[one.scores]], times[one.subtracted] + 1, size
+
+
+def _product(flow: Flow, value: int) -> int | None:
+    """The product with batch dimensions that scores are made of elementwise, if one."""
+    graph, size = flow.graph, math.prod(flow.graph.values[value].shape)
+    while (maker := flow.producers[value]) >= 0:
+        op = graph.ops[maker]
+        if is_batched(op):
+            return maker
+        if op.primitive not in ELEMENTWISE | VIEWS | {"convert_element_type"}:
+            return None
+        alike = [v for v in op.operands if math.prod(graph.values[v].shape) == size and not flow.source[v]]
+        near = [v for v in alike if graph.values[v].dtype != "bool"]
+        if not near:
+            return None
+        value = near[0]
+    return None
+
+
+def _free_dims(graph: Graph, product: int, place: int) -> list[int]:
+    op = graph.ops[product]
+    contracted, batched = (sides[place] for sides in op.params["dimension_numbers"])
+    return [d for d in range(len(graph.values[op.operands[place]].shape)) if d not in {*contracted, *batched}]
+
+
+def _free(graph: Graph, product: int, place: int) -> list[int]:
+    """The sizes of the dimensions of an operand that are neither summed over nor batches, but for ones."""
+    shape = graph.values[graph.ops[product].operands[place]].shape
+    return [shape[d] for d in _free_dims(graph, product, place) if shape[d] > 1]
+
+
+def _made_inside(flow: Flow, value: int) -> tuple[bool, bool]:
+    """Whether the product's kernel computes an operand in f32, and whether of parts that it puts beside each other."""
+    graph, scaled, turned, waiting = flow.graph, False, False, [value]
+    seen = set(waiting)
+    while waiting:
+        maker = flow.producers[value := waiting.pop()]
+        op = graph.ops[maker] if maker >= 0 else None
+        if op is None or op.primitive not in _MADE_INSIDE:
+            continue
+        moved = op.primitive == "transpose" or (op.primitive == "broadcast_in_dim" and not flow.source[value])
+        if moved and not scaled:
+            return False, False
+        turned |= op.primitive == "concatenate"
+        scaled |= op.primitive in ELEMENTWISE and graph.values[value].item_bytes == _WIDE
+        near = {v for v in op.operands if not flow.source[v]} - seen
+        seen |= near
+        waiting += near
+    return scaled, turned
