@@ -14,6 +14,10 @@ Where that dimension is of one head they are one kernel up to 8192 tokens, and s
 sequence, which is counted as of several.  120 layers of attention without gradients, 512 to 8192 tokens, heads of 64 to
 256 columns, scanned and not, compiled for v5e, eight of them for v5p (jax 0.10.2, libtpu 0.0.42.1).  Batch and number
 of heads change nothing else.
+
+On v6e neither is so.  There masked scores of some 3000 keys on are read by their softmax's kernel as the product makes
+them, and so are the mask, what it is filled with and what the scores are scaled by, each written out in full: four
+arrays of f32[2, 8, 4, 4096, 4096] of 4.3 GB each beside the mask's fifth of 1.1, in a Llama's forward pass (25.5 GB).
 """
 
 from __future__ import annotations
@@ -46,6 +50,7 @@ class Twice(NamedTuple):
       scores: the value, of which the largest is taken; taken, subtracted: the operations that take and subtract it.
       product: what makes the scores; place: of its operand, the keys.
       grouped: whether a key has several queries' heads; narrow: whether the product's own result is narrower.
+      scalars: how many single numbers, of a mask and of scales, are between the product and them; masked: if one is.
       scaled, turned: whether the kernel makes the keys itself, in f32, and of parts put beside each other.
     """
 
@@ -56,6 +61,8 @@ class Twice(NamedTuple):
     place: int
     grouped: bool
     narrow: bool
+    scalars: int
+    masked: bool
     scaled: bool
     turned: bool
 
@@ -68,7 +75,7 @@ def scores_twice(flow: Flow) -> Iterator[Twice]:
             continue
         value = op.operands[0]
         subtracted = [r for r, place in uses[value] if graph.ops[r].primitive == "sub" and place == 0]
-        product = _product(flow, value)
+        product, between = _product(flow, value)
         keys = graph.values[value].shape[op.params["axes"][0]]
         if not subtracted or product is None or graph.values[value].item_bytes != _WIDE:
             continue
@@ -81,7 +88,10 @@ def scores_twice(flow: Flow) -> Iterator[Twice]:
             grouped = len(free[1 - place]) > 1
             if not grouped and any(len(_free_dims(graph, product, side)) > 1 for side in (0, 1)):
                 continue
-            yield Twice(value, op.index, subtracted[0], product, place, grouped, narrow, scaled, turned)
+            scalars, masked = len(between), "select_n" in between
+            yield Twice(
+                value, op.index, subtracted[0], product, place, grouped, narrow, scalars, masked, scaled, turned
+            )
 
 
 def twice_in_memory(
@@ -91,10 +101,12 @@ def twice_in_memory(
     producers: Sequence[int],
     times: Sequence[int],
     reads: Mapping[tuple[int, int], np.ndarray],
+    written_out: int,
 ) -> Iterator[tuple[int, int, int]]:
-    """(start, stop, bytes) of the scores that lie beside the argument of their exponential.
+    """(start, stop, bytes) of the scores that lie beside the argument of their exponential, and what is read with them.
 
     Args:
+      written_out: from how many keys on what masks scores is written out, see `Profile.masked_tokens`; 0: never.
       producers, times: see `Traffic`; reads: see `simulate_memory`.
     """
     for one in found:
@@ -107,30 +119,37 @@ def twice_in_memory(
         columns = float(np.prod([sizes[d] for d in contracted[one.place]]))
         tokens = float(np.prod([sizes[d] for d in _free_dims(graph, one.product, one.place)]))
         held = tokens * columns * (_WIDE if one.scaled else tensor.item_bytes)
-        if one.grouped:
+        arrays = 1.0
+        if written_out:
+            apart = one.masked and tokens >= written_out
+            arrays += one.scalars + 1 / _WIDE  # a mask's elements have a byte
+        elif one.grouped:
             apart = one.turned and columns >= _COLUMNS and (not one.narrow or held >= _TURNED_APART)
         else:
             apart = held >= _HELD
         if apart:
-            size = int(device_bytes(graph.values[one.scores], read[None], axes, "tpu")[0])
+            size = math.ceil(arrays * float(device_bytes(graph.values[one.scores], read[None], axes, "tpu")[0]))
             yield times[producers[one.scores]], times[one.subtracted] + 1, size
 
 
-def _product(flow: Flow, value: int) -> int | None:
-    """The product with batch dimensions that scores are made of elementwise, if one."""
-    graph, size = flow.graph, math.prod(flow.graph.values[value].shape)
+def _product(flow: Flow, value: int) -> tuple[int | None, list[str]]:
+    """The product with batch dimensions that scores are made of elementwise, if one, and the operations between that
+    read a single number too."""
+    graph, size, between = flow.graph, math.prod(flow.graph.values[value].shape), list[str]()
     while (maker := flow.producers[value]) >= 0:
         op = graph.ops[maker]
         if is_batched(op):
-            return maker
+            return maker, between
         if op.primitive not in ELEMENTWISE | VIEWS | {"convert_element_type"}:
-            return None
+            return None, []
         alike = [v for v in op.operands if math.prod(graph.values[v].shape) == size and not flow.source[v]]
         near = [v for v in alike if graph.values[v].dtype != "bool"]
         if not near:
-            return None
+            return None, []
+        if any(flow.source[v] and graph.values[v].dtype != "bool" for v in op.operands):
+            between.append(op.primitive)
         value = near[0]
-    return None
+    return None, []
 
 
 def _free_dims(graph: Graph, product: int, place: int) -> list[int]:

@@ -127,7 +127,8 @@ def step_memory(
         for value, start, stop in kept_products(crossing.scores, lives.intervals):
             if (row := values.get(value)) is not None:
                 beside.append((start, stop, int(device_bytes(graph.values[value], row[None], axes, "tpu")[0])))
-        beside += twice_in_memory(graph, axes, crossing.twice, crossing.producers, times, reads)
+        written_out = model.profile.masked_tokens or 0
+        beside += twice_in_memory(graph, axes, crossing.twice, crossing.producers, times, reads, written_out)
         beside += written_operands(graph, axes, crossing.shared, model.profile, times, lives.needed, values, reads)
         beside += [(one.start, one.stop, one.size) for one in lists]
         converted = [*converted_weights(graph, axes, stored, times, values, reads)]

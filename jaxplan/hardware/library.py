@@ -45,6 +45,7 @@ _KIND_NUMBERS: dict[str, dict[str, tuple[type, float, float]]] = {
         "scoped_bytes": (int, 2**20, _INF),
         "sparse_core_copies": (int, -1, 1),
         "masks_apart": (int, -1, 1),
+        "masked_tokens": (int, -1, _INF),
         "shared_operand_ratio": (float, 0.0, _INF),
         "batched_operand_ratio": (float, 0.0, _INF),
         "rounded_operand_ratio": (float, 0.0, _INF),

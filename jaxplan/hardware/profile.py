@@ -116,6 +116,7 @@ class Profile:
       sparse_core_copies: 1 where SparseCores bring lists of rows into another layout while the rest computes, else 0;
         TPU only.
       masks_apart: 1 where random masks of what is normalised are made by themselves (`ir.random_masks`); TPU only.
+      masked_tokens: from how many keys on what masks scores is written out, see `cost.scores_twice`, else 0; TPU only.
       shared_operand_ratio, batched_operand_ratio, rounded_operand_ratio: from how many times the elements of a
         product's other operand and result on XLA writes what several products would compute of larger arrays, see
         `cost.shared_operands`; the others of products of several batch dimensions, the third where what is computed in
@@ -154,6 +155,7 @@ class Profile:
     scoped_bytes: int | None = None
     sparse_core_copies: int | None = None
     masks_apart: int | None = None
+    masked_tokens: int | None = None
     shared_operand_ratio: float | None = None
     batched_operand_ratio: float | None = None
     rounded_operand_ratio: float | None = None

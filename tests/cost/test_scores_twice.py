@@ -107,11 +107,26 @@ def test_keys_that_a_kernel_cannot_hold_make_scores_lie_twice(case: Attention) -
         for place, v in enumerate(op.operands)
     }
     times = crossing.times
-    found = [*twice_in_memory(traced.graph, (("data", 1),), crossing.twice, crossing.producers, times, reads)]
+    found = [*twice_in_memory(traced.graph, (("data", 1),), crossing.twice, crossing.producers, times, reads, 0)]
     assert len(found) == (case in TWICE)
     for (start, stop, size), one in zip(found, crossing.twice, strict=False):
         assert start <= times[one.taken] <= times[one.subtracted] < stop
         assert size == math.prod((BATCH, case.keys, case.group or 1, case.tokens, case.tokens)) * 4
+
+
+def test_what_masks_many_keys_is_written_out_on_v6e() -> None:
+    case = TWICE[1]
+    traced = trace(step_of(case), arguments(case), {})
+    crossing = traffic(traced.graph, graph_rules(traced.graph), "tpu")
+    reads = {
+        (op.index, place): np.full(len(traced.graph.values[v].shape), NONE)
+        for op in traced.graph.ops
+        for place, v in enumerate(op.operands)
+    }
+    given = (traced.graph, (("data", 1),), crossing.twice, crossing.producers, crossing.times, reads)
+    ((_, _, size),) = twice_in_memory(*given, 2944)
+    assert size == 3.25 * BATCH * case.keys * case.tokens**2 * 4  # scores, -1e30, the scale, a mask
+    assert not [*twice_in_memory(*given, 2 * case.tokens)]
 
 
 @pytest.mark.aot_tpu
