@@ -98,16 +98,16 @@ def twice_in_memory(
     graph: Graph,
     axes: MeshAxes,
     found: Sequence[Twice],
-    producers: Sequence[int],
     times: Sequence[int],
     reads: Mapping[tuple[int, int], np.ndarray],
     written_out: int,
 ) -> Iterator[tuple[int, int, int]]:
-    """(start, stop, bytes) of the scores that lie beside the argument of their exponential, and what is read with them.
+    """(start, stop, bytes) of the scores that lie beside the argument of their exponential, and what is read with them,
+    while the one is made of the others.
 
     Args:
       written_out: from how many keys on what masks scores is written out, see `Profile.masked_tokens`; 0: never.
-      producers, times: see `Traffic`; reads: see `simulate_memory`.
+      times: see `Traffic`; reads: see `simulate_memory`.
     """
     for one in found:
         keys, read = reads.get((one.product, one.place)), reads.get((one.taken, 0))
@@ -129,7 +129,7 @@ def twice_in_memory(
             apart = held >= _HELD
         if apart:
             size = math.ceil(arrays * float(device_bytes(graph.values[one.scores], read[None], axes, "tpu")[0]))
-            yield times[producers[one.scores]], times[one.subtracted] + 1, size
+            yield times[one.subtracted], times[one.subtracted] + 1, size
 
 
 def _product(flow: Flow, value: int) -> tuple[int | None, list[str]]:

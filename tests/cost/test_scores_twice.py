@@ -107,10 +107,10 @@ def test_keys_that_a_kernel_cannot_hold_make_scores_lie_twice(case: Attention) -
         for place, v in enumerate(op.operands)
     }
     times = crossing.times
-    found = [*twice_in_memory(traced.graph, (("data", 1),), crossing.twice, crossing.producers, times, reads, 0)]
+    found = [*twice_in_memory(traced.graph, (("data", 1),), crossing.twice, times, reads, 0)]
     assert len(found) == (case in TWICE)
     for (start, stop, size), one in zip(found, crossing.twice, strict=False):
-        assert start <= times[one.taken] <= times[one.subtracted] < stop
+        assert start == times[one.subtracted] == stop - 1
         assert size == math.prod((BATCH, case.keys, case.group or 1, case.tokens, case.tokens)) * 4
 
 
@@ -123,7 +123,7 @@ def test_what_masks_many_keys_is_written_out_on_v6e() -> None:
         for op in traced.graph.ops
         for place, v in enumerate(op.operands)
     }
-    given = (traced.graph, (("data", 1),), crossing.twice, crossing.producers, crossing.times, reads)
+    given = (traced.graph, (("data", 1),), crossing.twice, crossing.times, reads)
     ((_, _, size),) = twice_in_memory(*given, 2944)
     assert size == 3.25 * BATCH * case.keys * case.tokens**2 * 4  # scores, -1e30, the scale, a mask
     assert not [*twice_in_memory(*given, 2 * case.tokens)]
