@@ -53,13 +53,9 @@ def converted_weights(
       stored, times: see `Traffic`; values, reads: see `simulate_memory`.
     """
     producers, uses, around = graph.producers(), graph.uses(), graph.loops_around()
-    alike: dict[tuple[int, str], list[int]] = {}  # what is converted alike is converted once
-    for op in graph.ops:
-        if op.primitive == "convert_element_type" and producers[op.operands[0]] < 0:
-            alike.setdefault((op.operands[0], graph.values[op.results[0]].dtype), []).append(op.results[0])
-    for (source, _), made in alike.items():
+    for source, made in _narrowed(graph, producers):
         wide, narrow, row = graph.values[source], graph.values[made[0]], values.get(source)
-        if row is None or len(wide.shape) < 2 or narrow.item_bytes >= wide.item_bytes or any(stored[v] for v in made):
+        if row is None or len(wide.shape) < 2 or any(stored[v] for v in made):
             continue
         readers = [
             (reader, place)
@@ -102,18 +98,25 @@ def _as_made(
 
 def table_traffic(flow: Flow, bytes_of: Sequence[float], reads: list[tuple[float, ...]]) -> None:
     """Counts in `reads`, bytes by operand of every operation, the conversion of tables that rows are gathered of."""
-    seen, graph = set[tuple[int, str]](), flow.graph
+    graph, uses = flow.graph, flow.graph.uses()
+    for source, made in _narrowed(graph, flow.producers):
+        readers = [graph.ops[reader] for value in made for reader, place in uses[value] if place == 0]
+        gathers = [op.index for op in readers if op.primitive == "gather" and flow.loop_of[op.index] < 0]
+        if gathers:
+            first = min(gathers)
+            reads[first] = (reads[first][0] + bytes_of[source] + bytes_of[made[0]], *reads[first][1:])
+
+
+def _narrowed(graph: Graph, producers: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
+    """Arguments, and what they are converted to in narrower numbers: what is converted alike is converted once."""
+    alike: dict[tuple[int, str], list[int]] = {}
     for op in graph.ops:
-        value = op.operands[0] if op.primitive == "gather" and flow.loop_of[op.index] < 0 else -1
-        made = flow.producers[value] if value >= 0 else -1
-        if made < 0 or graph.ops[made].primitive != "convert_element_type":
-            continue
-        source = graph.ops[made].operands[0]
-        key = source, graph.values[value].dtype
-        narrower = graph.values[value].item_bytes < graph.values[source].item_bytes
-        if flow.producers[source] < 0 and narrower and key not in seen:
-            seen.add(key)
-            reads[op.index] = (reads[op.index][0] + bytes_of[source] + bytes_of[value], *reads[op.index][1:])
+        if op.primitive == "convert_element_type" and producers[source := op.operands[0]] < 0:
+            made = graph.values[op.results[0]]
+            if made.item_bytes < graph.values[source].item_bytes:
+                alike.setdefault((source, made.dtype), []).append(made.index)
+    for (source, _), results in alike.items():
+        yield source, results
 
 
 def _in_tiles(weights: Value, row: np.ndarray, axes: MeshAxes) -> tuple[int, int]:

@@ -17,7 +17,7 @@ of heads change nothing else.
 
 On v6e neither is so.  There masked scores of some 3000 keys on are read by their softmax's kernel as the product makes
 them, and so are the mask, what it is filled with and what the scores are scaled by, each written out in full: four
-arrays of f32[2, 8, 4, 4096, 4096] of 4.3 GB each beside the mask's fifth of 1.1, in a Llama's forward pass (25.5 GB).
+arrays of f32[2, 8, 4, 4096, 4096] of 4.3 GB each and the mask's 1.1 GB, in a Llama's forward pass (25.5 GB).
 """
 
 from __future__ import annotations
@@ -81,17 +81,16 @@ def scores_twice(flow: Flow) -> Iterator[Twice]:
             continue
         free = [_free(graph, product, place) for place in (0, 1)]
         sides = [place for place in (0, 1) if free[place] == [keys]]
-        if sides:
-            place = sides[-1]
-            narrow = graph.values[graph.ops[product].results[0]].item_bytes < _WIDE
-            scaled, turned = _made_inside(flow, graph.ops[product].operands[place])
-            grouped = len(free[1 - place]) > 1
-            if not grouped and any(len(_free_dims(graph, product, side)) > 1 for side in (0, 1)):
-                continue
-            scalars, masked = len(between), "select_n" in between
-            yield Twice(
-                value, op.index, subtracted[0], product, place, grouped, narrow, scalars, masked, scaled, turned
-            )
+        if not sides:
+            continue
+        place = sides[-1]
+        grouped = len(free[1 - place]) > 1
+        if not grouped and any(len(_free_dims(graph, product, side)) > 1 for side in (0, 1)):
+            continue
+        narrow = graph.values[graph.ops[product].results[0]].item_bytes < _WIDE
+        scaled, turned = _made_inside(flow, graph.ops[product].operands[place])
+        scalars, masked = len(between), "select_n" in between
+        yield Twice(value, op.index, subtracted[0], product, place, grouped, narrow, scalars, masked, scaled, turned)
 
 
 def twice_in_memory(

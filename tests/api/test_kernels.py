@@ -58,8 +58,7 @@ def once(x: Any, y: Any) -> Any:
 
 def run(fn: Callable[..., Any], mesh: Mesh, constraints: dict[str, P], x: Any = X) -> jaxplan.Plan:
     step = jaxplan.auto_shard(fn, mesh, constraints=constraints, options={"compare_templates": False})
-    wanted = jax.jit(fn)(x, Y)
-    np.testing.assert_allclose(step(x, Y), wanted, rtol=1e-5, atol=1e-6 * max(np.abs(wanted).max(), 1))  # some cancel
+    np.testing.assert_allclose(step(x, Y), jax.jit(fn)(x, Y), rtol=1e-5, atol=1e-6)
     return step.plan(x, Y)
 
 
@@ -106,7 +105,7 @@ def test_a_kernel_in_a_loop_that_is_differentiated(pieces: list[Any], mesh_4x2: 
         return jax.grad(loss)(y)
 
     rows = 4096  # so many that gathering them would take longer than adding up gradients
-    run(step, mesh_4x2, {"x": P("data")}, x=np.sin(np.arange(rows * 64, dtype=np.float32)).reshape(rows, 64) / 8)
+    run(step, mesh_4x2, {"x": P("data")}, x=np.sin(np.arange(rows * 64, dtype=np.float32)).reshape(rows, 64) / 32)
     assert {(rows // 4, 64), (rows // 8, 64)} & {x for x, _ in pieces}
     assert {(64, rows // 4), (64, rows // 8)} & {x for x, _ in pieces}
 
