@@ -15,7 +15,9 @@ of it (kernels of 1 x 1 convolutions, [1, 1, 512, 2048], or one of two critics, 
 tiles it has to be the outermost one, so that a piece lies in one piece.  Beside scattered rows, lanes of more than 152
 tiles are sent in chunks of as many tiles each, 152 at most; where only chunks of a few would do, as of BERT's 30522
 words, whose 239 tiles are a prime number, the sum is made whole (products of 60 sizes of up to 708608 words: chunks of
-32 tiles are too small, of 58 are not, v5e, f32 and bf16).
+32 tiles are too small, of 58 are not, v5e, f32 and bf16).  Lanes beside at most 16 rows are only halved, until a chunk
+of each device and four more fit (57 sizes of 303 to 1024 tiles beside 8 and 16 rows, but for 393 beside 16: logits of
+whisper's 51865 words for 64 sequences, 406 tiles, which a step that decodes sums).
 (Products of 60 shapes of two to four dimensions, scattered over all and parts of v5e 2x4, v5p 2x2x2 and v6e
 4x4, and of 200 more on v5e, 33 convolutions there, jax 0.10.2, libtpu 0.0.42.1.)
 """
@@ -48,13 +50,17 @@ def made_whole(tensor: Value, places: np.ndarray, axes: MeshAxes) -> np.ndarray:
     whole[every, lane] = sizes[every, lane] % (packed * LANES) != 0
     whole[every, row] = sizes[every, row] % (np.where(outside.any(axis=1), packed, 1) * SUBLANES) != 0
     behind_ones = rank > 2 and ~outside.any(axis=1)
-    whole[every, row] |= _unchunked(sizes[every, lane]) | behind_ones
+    pieces = np.take(tensor.shape, row) // np.maximum(sizes[every, row], 1)
+    few = (sizes[every, row] <= _FEW_ROWS) & _unhalved(sizes[every, lane], pieces)
+    whole[every, row] |= _unchunked(sizes[every, lane]) | few | behind_ones
     whole |= (sizes[every, row] <= SUBLANES // 2)[:, None]
     return whole
 
 
 _CHUNK, _TOO_SMALL = 152, 32
 """Tiles of the largest chunk of lanes, and of the largest one that was not used."""
+_FEW_ROWS, _HALVES, _MORE = 16, 1824, 4
+"""Rows beside which lanes are only halved; tiles that all halves of chunks have; the chunks beside one a device."""
 
 
 def _unchunked(lanes: np.ndarray) -> np.ndarray:
@@ -63,6 +69,13 @@ def _unchunked(lanes: np.ndarray) -> np.ndarray:
     for count in set(tiles[tiles > _CHUNK].tolist()):
         found[tiles == count] = all(count % chunk for chunk in range(_TOO_SMALL + 1, _CHUNK + 1))
     return found
+
+
+def _unhalved(lanes: np.ndarray, devices: np.ndarray) -> np.ndarray:
+    """`bool[n]`: whether so many elements in lanes cannot be halved, and again, to what fits among so many devices."""
+    tiles, largest = np.ceil(lanes / LANES).astype(int), _HALVES // (_MORE + devices)
+    odd = tiles // (tiles & -tiles).clip(1)
+    return (tiles > _CHUNK) & ((odd > largest) | (tiles % 2 > 0))
 
 
 def in_tiles(padded: np.ndarray, tensor: Value) -> tuple[np.ndarray, np.ndarray]:

@@ -25,6 +25,7 @@ from .random_masks import behind_barriers, random_masks
 from .rewriting import rewritten
 from .rolls import rolled
 from .shifts import shifted
+from .slices import in_turn
 from .third_party import seen_into
 from .unit_sums import without_unit_sums
 from .whole_fields import of_whole_fields
@@ -177,7 +178,7 @@ def _trace(
     jaxpr = without_dead_code(jaxpr)
     if platform is not None:
         jaxpr = seen_into(jaxpr, ruled, platform)
-    changes = put_one_by_one, exchanged, without_unit_sums, without_halos, rolled, shifted, of_whole_fields
+    changes = put_one_by_one, exchanged, without_unit_sums, without_halos, rolled, shifted, of_whole_fields, in_turn
     jaxpr = rewritten(jaxpr, changes)
     static = positions_of(static_argnums, len(args))
     dynamic_args = tuple(a for i, a in enumerate(args) if i not in static)
@@ -192,9 +193,7 @@ def _trace(
     out_info = stage.out_info
     out_paths = [_path("result", key) for key, _ in jax.tree_util.tree_leaves_with_path(out_info)]
     outputs = tuple(_leaf(path, atom.aval) for path, atom in zip(out_paths, jaxpr.outvars, strict=True))
-    donated = _donated(
-        dynamic_args, [i for i in range(len(args)) if i not in static], donate_argnums, len(args)
-    )
+    donated = _donated(dynamic_args, [i for i in range(len(args)) if i not in static], donate_argnums, len(args))
     aliases = _aliases(name, dynamic_args, dynamic_names, out_info, inputs, outputs, donated)
     aliases = tuple(pair for pair in aliases if pair[0] not in apart)
     returned = {i: o for i, o in aliases if inputs[i].host and not outputs[o].host}

@@ -75,6 +75,17 @@ SEEN: dict[tuple[str, tuple[int, ...], tuple[int, int] | None, tuple[int, int]],
     ("float32", (30522, 1024), (0, 1), (1, 1)): False,  # the 1024 lie in lanes
     ("float32", (512, 160768), (0, 1), (1, 1)): False,  # cut in lanes
     ("float32", (2, 1536, 1536), (1, 2), (1, 0)): True,  # one of two on each device
+    ("bfloat16", (64, 51865), (0, 1), (0, 0)): True,  # 8 rows beside 2 * 203 tiles: lanes are only halved
+    ("float32", (64, 51865), (0, 1), (0, 0)): True,
+    ("bfloat16", (128, 51865), (0, 1), (0, 0)): True,
+    ("bfloat16", (384, 51865), (0, 1), (0, 0)): False,
+    ("bfloat16", (32, 51865), (0, 1), (0, -1)): False,  # over four devices
+    ("bfloat16", (64, 51712), (0, 1), (0, 0)): False,  # 4 * 101
+    ("bfloat16", (64, 38784), (0, 1), (0, 0)): True,  # 303
+    ("bfloat16", (64, 38912), (0, 1), (0, 0)): False,  # 304
+    ("bfloat16", (64, 78336), (0, 1), (0, 0)): True,  # 4 * 153
+    ("bfloat16", (64, 116224), (0, 1), (0, 0)): True,  # 4 * 227
+    ("bfloat16", (64, 131072), (0, 1), (0, 0)): False,
 }
 
 

@@ -341,6 +341,12 @@ case("scatter-add", "along an axis",
      lambda i, g: jax.vjp(lambda x: jnp.take_along_axis(x, i, -1), jnp.zeros((4, 8, 16)))[1](g),
      whole(4, 8, 2, below=16), real(4, 8, 2))  # fmt: skip
 case("scatter-add", "columns", lambda x, i, u: x.at[:, i].add(u), X, whole(8, below=16), real(8, 8))
+for _method in ("set", "add"):
+    case("scatter" if _method == "set" else "scatter-add", "an element",
+         lambda x, u, i, m=_method: getattr(x.at[i[0], i[1]], m)(u), X, np.float32(2), np.array([9, 3], np.int32))
+    case("scatter" if _method == "set" else "scatter-add", "an element clipped",
+         lambda x, u, i, m=_method: getattr(x.at[i[0], i[1]], m)(u, mode="clip"), X, np.float32(2),
+         np.array([99, 3], np.int32))
 case("scatter", "part of a dimension", lambda x, u, i: x.at[:, i].set(u), X, real(8), np.int32(3))
 
 # -- random -------------------------------------------------------------------------------------------------

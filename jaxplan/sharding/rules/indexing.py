@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -68,7 +69,7 @@ def scatter(op: OpShapes) -> Rule:
     - Batching dimensions pass through, as do dimensions that an update replaces in full; those replaced in
       part stay whole.
     - A dimension that is scattered into passes through operand and result: each device keeps the updates that
-      fall on its part.
+      fall on its part.  Of several that a single update is put into by one index, the longest.
     - The indices' dimensions are summed (or multiplied, ...): each device scatters its updates.  In a plain
       `scatter` the last update wins, so there they stay whole.
     - A pending result starts from the operand on one device and from the combiner's identity on the others.
@@ -95,8 +96,9 @@ def scatter(op: OpShapes) -> Rule:
     for d_operand, d_updates in zip(window, sorted(numbers.update_window_dims), strict=True):
         if updates_shape[d_updates] == operand_shape[d_operand]:
             operand[d_operand] = updates[d_updates] = b.factor(operand_shape[d_operand])
+    cut = _single(numbers, operand_shape, indices_shape)
     for d in numbers.inserted_window_dims:
-        if d in numbers.scatter_dims_to_operand_dims:
+        if d in numbers.scatter_dims_to_operand_dims and cut in (None, d):
             operand[d] = b.factor(operand_shape[d])
     reducer = _COMBINERS[op.primitive]
     return b.rule(
@@ -108,30 +110,39 @@ def scatter(op: OpShapes) -> Rule:
 
 
 def single_update(eqn: Any) -> int | None:
-    """The dimension that a scatter puts a single row into, by one index.
+    """The dimension that a scatter puts a single row into, by one index: of several the longest.
 
     XLA makes it an update of a slice, which takes what is there already: where that dimension is cut its partitioner
-    gathers all of it for that (a cache's row by `cache.at[:, position].set`, 8 v5e and 8 H100, jax 0.10.2).
+    gathers all of it for that (a cache's row by `cache.at[:, position].set`, a field's element by `field.at[x, y,
+    z].add`, 8 v5e and 8 H100, jax 0.10.2).
     """
-    numbers, indices = eqn.params["dimension_numbers"], eqn.invars[1].aval.shape
+    return _single(eqn.params["dimension_numbers"], *(var.aval.shape for var in eqn.invars[:2]))
+
+
+def _single(numbers: Any, operand_shape: Sequence[int], indices_shape: Sequence[int]) -> int | None:
+    """See `single_update`."""
     into = numbers.scatter_dims_to_operand_dims
-    single = math.prod(indices[:-1]) == 1 and len(into) == 1 and into == numbers.inserted_window_dims
-    return into[0] if single else None
+    single = math.prod(indices_shape[:-1]) == 1 and set(into) == set(numbers.inserted_window_dims)
+    return max(into, key=lambda d: operand_shape[d], default=None) if single else None
 
 
 def update_piece(eqn: Any, ring: Ring) -> LocalFunction:
     """The device that has the row puts it in; for the others the index is out of range."""
-    (dim,) = eqn.params["dimension_numbers"].scatter_dims_to_operand_dims
-    extent = eqn.invars[0].aval.shape[dim]
+    dim = single_update(eqn)
+    assert dim is not None
+    into = eqn.params["dimension_numbers"].scatter_dims_to_operand_dims
+    shape, at = eqn.invars[0].aval.shape, into.index(dim)
     pieces = np.argsort(ring.devices)  # which piece each device has
 
     def piece(operand: Any, index: Any, updates: Any) -> Any:
-        params = eqn.primitive.get_bind_params(eqn.params)
+        params = dict(eqn.primitive.get_bind_params(eqn.params))  # it may be the equation's own
         if params["mode"] == jax.lax.GatherScatterMode.CLIP:
-            index = jax.lax.clamp(np.zeros((), index.dtype), index, np.asarray(extent - 1, index.dtype))
+            last = np.asarray([shape[d] - 1 for d in into], index.dtype)
+            index = jax.lax.clamp(np.zeros((), index.dtype), index, jax.numpy.broadcast_to(last, index.shape))
         first = jax.numpy.asarray(pieces)[jax.lax.axis_index(ring.axes)] * operand.shape[dim]
-        here = index.astype(first.dtype) - first
-        here = jax.numpy.where(here < 0, operand.shape[dim], here)
+        here = index.astype(first.dtype)
+        along = here[..., at] - first
+        here = here.at[..., at].set(jax.numpy.where(along < 0, operand.shape[dim], along))
         # else XLA takes the slice of what is there from before the cut, see `lowering.starts`
         operand = jax.lax.optimization_barrier(operand)
         params["mode"] = jax.lax.GatherScatterMode.FILL_OR_DROP
