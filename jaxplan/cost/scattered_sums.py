@@ -27,7 +27,7 @@ from ..sharding import NONE, UNREDUCED, MeshAxes, pieces
 from .collectives import collective_terms
 from .model import CostModel
 from .tiles import LANES, SUBLANES, local_sizes, padding
-from .whole_sums import in_tiles, made_whole
+from .whole_sums import depends_on_devices, in_tiles, made_whole
 
 _CHUNKS, _SHARE, _KEPT_BYTES = 4, 0.95, 2**20
 """Chunks beside one of each device; the share of the scoped vector memory that they fill, but for so much."""
@@ -38,7 +38,7 @@ def sums_whole(model: CostModel, tensor: Value, places: np.ndarray, axes: MeshAx
     and cut; see `whole_sums`."""
     if model.profile.kind != "tpu" or len(tensor.shape) < 2:
         return False
-    (whole,) = made_whole(tensor, places[None], axes)
+    (whole,) = made_whole(tensor, places[None], axes, model.size_of(names))
     return any(dim >= 0 and bool(whole[dim]) for dim in _onto(places, axes, names))
 
 
@@ -77,7 +77,7 @@ def scattering_seconds(
     more = np.zeros((len(tail), len(head)))
     if model.profile.kind != "tpu" or len(tensor.shape) < 2 or not (tail == UNREDUCED).any():
         return more
-    axes, whole = model.axes, made_whole(tensor, head, model.axes)
+    axes, varies = model.axes, depends_on_devices(tensor)
     sizes = np.array([size for _, size in axes])
     scattered = (tail[:, None, :] == UNREDUCED) & (head >= 0)[None, :, :] & (sizes > 1)
     onto = np.where(scattered, head, NONE).max(axis=2)
@@ -86,17 +86,18 @@ def scattering_seconds(
     local = tensor.bytes * tensor.as_sent("all_reduce") / pieces(tail, axes)
     codes = scattered @ (1 << np.arange(len(sizes)))
     along = np.maximum(onto, 0)
-    cut = np.take_along_axis(whole, along.T, axis=1).T
+    cut = _whole_onto(tensor, head, axes, 2, along)
     parts = _Pieces(model, tensor, head, axes)
-    if not parts.matrix and not cut.any():
+    if not parts.matrix and not cut.any() and not varies:
         return more
     for code in np.flatnonzero(np.bincount(codes.reshape(-1), minlength=1)):
         over = tuple(i for i in range(len(sizes)) if code >> i & 1)
         if not over:
             continue
-        extra = np.zeros(more.shape)
+        extra, names = np.zeros(more.shape), tuple(axes[i][0] for i in over)
+        if varies:
+            cut = _whole_onto(tensor, head, axes, model.size_of(names), along)
         if parts.matrix:
-            names = tuple(axes[i][0] for i in over)
             rounded = np.take_along_axis(parts.excess(names), along.T, axis=1).T
             extra = model.exposed * excess_seconds(model, rounded, names)
         if cut.any():
@@ -105,6 +106,11 @@ def scattering_seconds(
             extra = np.where(cut, whole_s[:, None], extra)
         more += np.where(codes == code, extra, 0.0)
     return more
+
+
+def _whole_onto(tensor: Value, head: np.ndarray, axes: MeshAxes, devices: int, along: np.ndarray) -> np.ndarray:
+    """`bool[a, b]`: see `made_whole`, onto the dimension `along[a, b]` of layout b."""
+    return np.take_along_axis(made_whole(tensor, head, axes, devices), along.T, axis=1).T
 
 
 class _Pieces:

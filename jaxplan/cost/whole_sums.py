@@ -33,9 +33,10 @@ from ..sharding import MeshAxes
 from .tiles import LANES, SUBLANES, local_sizes, padding
 
 
-def made_whole(tensor: Value, places: np.ndarray, axes: MeshAxes) -> np.ndarray:
-    """`bool[n, rank]`: of pieces of `tensor` under each layout of a place array, whether a sum scattered onto each of
-    the dimensions is made whole.  Sums of what is `narrowed` are of f32; of other than 2 and 4 bytes nothing is known.
+def made_whole(tensor: Value, places: np.ndarray, axes: MeshAxes, devices: int) -> np.ndarray:
+    """`bool[n, rank]`: of pieces of `tensor` under each layout of a place array, whether a sum of so many devices that
+    is scattered onto each of the dimensions is made whole.  Sums of what is `narrowed` are of f32; of other than 2 and
+    4 bytes nothing is known.
     """
     rank, item_bytes = len(tensor.shape), 4 if tensor.narrowed else tensor.item_bytes
     whole = np.zeros((len(places), rank), bool)
@@ -50,8 +51,7 @@ def made_whole(tensor: Value, places: np.ndarray, axes: MeshAxes) -> np.ndarray:
     whole[every, lane] = sizes[every, lane] % (packed * LANES) != 0
     whole[every, row] = sizes[every, row] % (np.where(outside.any(axis=1), packed, 1) * SUBLANES) != 0
     behind_ones = rank > 2 and ~outside.any(axis=1)
-    pieces = np.take(tensor.shape, row) // np.maximum(sizes[every, row], 1)
-    few = (sizes[every, row] <= _FEW_ROWS) & _unhalved(sizes[every, lane], pieces)
+    few = (sizes[every, row] <= _FEW_ROWS) & _unhalved(sizes[every, lane], devices)
     whole[every, row] |= _unchunked(sizes[every, lane]) | few | behind_ones
     whole |= (sizes[every, row] <= SUBLANES // 2)[:, None]
     return whole
@@ -71,7 +71,12 @@ def _unchunked(lanes: np.ndarray) -> np.ndarray:
     return found
 
 
-def _unhalved(lanes: np.ndarray, devices: np.ndarray) -> np.ndarray:
+def depends_on_devices(tensor: Value) -> bool:
+    """Whether over how many devices a sum goes may matter to `made_whole`."""
+    return max(tensor.shape, default=0) > _CHUNK * LANES
+
+
+def _unhalved(lanes: np.ndarray, devices: int) -> np.ndarray:
     """`bool[n]`: whether so many elements in lanes cannot be halved, and again, to what fits among so many devices."""
     tiles, largest = np.ceil(lanes / LANES).astype(int), _HALVES // (_MORE + devices)
     odd = tiles // (tiles & -tiles).clip(1)

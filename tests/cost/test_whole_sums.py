@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -96,7 +98,8 @@ def test_a_sum_is_made_whole_where_its_piece_is_no_whole_tiles(
     dtype, shape, sides, cut = case
     item_bytes = 2 if dtype == "bfloat16" else 4
     tensor = Value(index=0, name="sum", shape=shape, dtype=dtype, item_bytes=item_bytes, sides=sides)
-    (whole,) = made_whole(tensor, np.array([cut], np.int8), AXES)
+    devices = math.prod(size for (_, size), dim in zip(AXES, cut, strict=True) if dim == cut[0])
+    (whole,) = made_whole(tensor, np.array([cut], np.int8), AXES, devices)
     assert whole[cut[0]] == SEEN[case]
 
 
@@ -105,7 +108,7 @@ def test_what_a_kernel_of_its_own_writes_lies_in_order(ordered: bool, whole: lis
     """A product of ragged groups onto 96 columns: elsewhere the rows would lie in lanes (v5e, jax 0.10.2)."""
     product = Value(index=0, name="sum", shape=(65536, 768), dtype="bfloat16", item_bytes=2, ordered=ordered)
     cuts = np.array([(1, 1), (0, 0)], np.int8)
-    assert [bool(row[cut[0]]) for row, cut in zip(made_whole(product, cuts, AXES), cuts, strict=True)] == whole
+    assert [bool(row[cut[0]]) for row, cut in zip(made_whole(product, cuts, AXES, 8), cuts, strict=True)] == whole
 
 
 SEEN_IMAGES: dict[tuple[str, tuple[int, ...], int], bool] = {
@@ -140,12 +143,12 @@ def test_a_convolutions_sum_lies_as_images_do(case: tuple[str, tuple[int, ...], 
     dtype, shape, cut = case
     item_bytes = 2 if dtype == "bfloat16" else 4
     tensor = Value(index=0, name="sum", shape=shape, dtype=dtype, item_bytes=item_bytes, image=(0, 3, 1, 2))
-    (whole,) = made_whole(tensor, np.array([[cut, cut]], np.int8), AXES)
+    (whole,) = made_whole(tensor, np.array([[cut, cut]], np.int8), AXES, 8)
     assert whole[cut] == SEEN_IMAGES[case]
 
 
 def test_sums_of_rounded_f32_are_of_f32_and_vectors_are_left() -> None:
     rounded = Value(index=0, name="sum", shape=(3072, 12, 64), dtype="float32", item_bytes=4).narrow()
-    assert not made_whole(rounded, np.array([[0, 0]], np.int8), AXES)[0, 0]
+    assert not made_whole(rounded, np.array([[0, 0]], np.int8), AXES, 8)[0, 0]
     vector = Value(index=0, name="sum", shape=(768,), dtype="float32", item_bytes=4)
-    assert not made_whole(vector, np.array([[0, NONE]], np.int8), AXES).any()
+    assert not made_whole(vector, np.array([[0, NONE]], np.int8), AXES, 4).any()
