@@ -10,6 +10,10 @@ next kernel reads them and writes the argument beside them:
   beside each other), of 128 columns or more; under scores that are converted from bf16 only from 768 KiB of one head's
   keys on, for fewer are turned in a kernel of their own.
 
+- where queries and keys are slices of one array, `qkv[:, :, 0]` and `qkv[:, :, 1]`, as they are: with any number of
+  keys, as wide as the product makes them (not so what `jnp.split` cuts a product's columns into, nor what is scaled or
+  turned round before).
+
 Where that dimension is of one head they are one kernel up to 8192 tokens, and so they may be where a device has one
 sequence, which is counted as of several.  120 layers of attention without gradients, 512 to 8192 tokens, heads of 64 to
 256 columns, scanned and not, compiled for v5e, eight of them for v5p (jax 0.10.2, libtpu 0.0.42.1).  Batch and number
@@ -51,6 +55,7 @@ class Twice(NamedTuple):
       product: what makes the scores; place: of its operand, the keys.
       grouped: whether a key has several queries' heads; narrow: whether the product's own result is narrower.
       scalars: how many single numbers, of a mask and of scales, are between the product and them; masked: if one is.
+      shared: whether queries and keys are slices of one array.
       scaled, turned: whether the kernel makes the keys itself, in f32, and of parts put beside each other.
     """
 
@@ -63,6 +68,7 @@ class Twice(NamedTuple):
     narrow: bool
     scalars: int
     masked: bool
+    shared: bool
     scaled: bool
     turned: bool
 
@@ -90,7 +96,11 @@ def scores_twice(flow: Flow) -> Iterator[Twice]:
         narrow = graph.values[graph.ops[product].results[0]].item_bytes < _WIDE
         scaled, turned = _made_inside(flow, graph.ops[product].operands[place])
         scalars, masked = len(between), "select_n" in between
-        yield Twice(value, op.index, subtracted[0], product, place, grouped, narrow, scalars, masked, scaled, turned)
+        parts = {_sliced_of(flow, v) for v in graph.ops[product].operands}
+        shared = len(parts) == 1 and None not in parts
+        yield Twice(
+            value, op.index, subtracted[0], product, place, grouped, narrow, scalars, masked, shared, scaled, turned
+        )
 
 
 def twice_in_memory(
@@ -125,7 +135,8 @@ def twice_in_memory(
         elif one.grouped:
             apart = one.turned and columns >= _COLUMNS and (not one.narrow or held >= _TURNED_APART)
         else:
-            apart = held >= _HELD
+            apart = held >= _HELD or one.shared
+            arrays *= 0.5 if one.shared and one.narrow else 1.0
         if apart:
             size = math.ceil(arrays * float(device_bytes(graph.values[one.scores], read[None], axes, "tpu")[0]))
             yield times[one.subtracted], times[one.subtracted] + 1, size
@@ -149,6 +160,22 @@ def _product(flow: Flow, value: int) -> tuple[int | None, list[str]]:
             between.append(op.primitive)
         value = near[0]
     return None, []
+
+
+def _sliced_of(flow: Flow, value: int) -> int | None:
+    """The value of which this one is a slice as it lies, one place of a dimension; None of anything else."""
+    graph, sliced = flow.graph, False
+    while (maker := flow.producers[value]) >= 0:
+        op = graph.ops[maker]
+        if op.primitive == "slice":
+            whole, part = (graph.values[v].shape for v in (op.operands[0], value))
+            sliced |= any(n != m == 1 for n, m in zip(whole, part, strict=True))
+        elif op.primitive not in ("squeeze", "reshape"):
+            break
+        value = op.operands[0]
+        if sliced and op.primitive == "slice":
+            return value
+    return None
 
 
 def _free_dims(graph: Graph, product: int, place: int) -> list[int]:

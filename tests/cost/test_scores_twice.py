@@ -21,7 +21,8 @@ BATCH, LAYERS = 64, 3  # more than lies in a v5e's vector memory
 
 
 class Attention(NamedTuple):
-    """Tokens, heads of keys, heads of queries for each or None for as many, columns; what is done to the keys."""
+    """Tokens, heads of keys, heads of queries for each or None for as many, columns; what is done to the keys; whether
+    all are one array, that a product makes of weights of three, or of three of them that are cut out of its columns."""
 
     tokens: int
     keys: int
@@ -30,6 +31,7 @@ class Attention(NamedTuple):
     rotary: bool = True
     padded: bool = False
     wide: bool = True
+    packed: str = ""
 
 
 ONCE = [
@@ -38,6 +40,7 @@ ONCE = [
     Attention(2048, 4, 2, 64),
     Attention(1024, 4, 2, 128, wide=False),
     Attention(2048, 4, 2, 128, rotary=False),
+    Attention(1024, 4, None, 64, rotary=False, packed="columns"),
 ]
 TWICE = [
     Attention(2048, 4, None, 128),
@@ -45,6 +48,8 @@ TWICE = [
     Attention(768, 4, 3, 128),
     Attention(1024, 4, 2, 128, padded=True),
     Attention(2048, 4, 2, 128, wide=False),
+    Attention(1024, 4, None, 64, rotary=False, packed="places"),
+    Attention(512, 4, None, 64, rotary=False, wide=False, packed="places"),
 ]
 
 
@@ -79,7 +84,15 @@ def step_of(case: Attention) -> Any:
 
     def step(weights: Any, x: Any, lengths: Any) -> Any:
         def layer(x: Any, w: Any) -> Any:
-            q, k, v = (jnp.einsum("bte,ehd->bthd", x, w[name]) for name in "qkv")
+            if case.packed:
+                made = x @ jnp.concatenate([w[name].reshape(x.shape[-1], -1) for name in "qkv"], 1)
+                made = made.reshape(*x.shape[:2], 3, case.keys, case.columns)
+                q, k, v = (made[:, :, i] for i in range(3))
+                if case.packed == "columns":
+                    parts = jnp.split(made.reshape(*x.shape[:2], -1), 3, -1)
+                    q, k, v = (part.reshape(q.shape) for part in parts)
+            else:
+                q, k, v = (jnp.einsum("bte,ehd->bthd", x, w[name]) for name in "qkv")
             return x + jnp.einsum("bthd,hde->bte", attend(q, k, v, lengths), w["o"]), None
 
         return jax.lax.scan(layer, x, weights)[0].mean(1)
@@ -116,7 +129,8 @@ def test_keys_that_a_kernel_cannot_hold_make_scores_lie_twice(case: Attention) -
     assert len(found) == (case in TWICE)
     for (start, stop, size), one in zip(found, crossing.twice, strict=False):
         assert start == times[one.subtracted] == stop - 1
-        assert size == math.prod((BATCH, case.keys, case.group or 1, case.tokens, case.tokens)) * 4
+        wide = 4 if case.wide or not case.packed else 2
+        assert size == math.prod((BATCH, case.keys, case.group or 1, case.tokens, case.tokens)) * wide
 
 
 def test_what_masks_many_keys_is_written_out_on_v6e() -> None:
@@ -127,7 +141,7 @@ def test_what_masks_many_keys_is_written_out_on_v6e() -> None:
 
 
 @pytest.mark.aot_tpu
-@pytest.mark.parametrize("case", [ONCE[0], TWICE[3]], ids=str)
+@pytest.mark.parametrize("case", [ONCE[0], TWICE[3], ONCE[-1], TWICE[-2]], ids=str)
 def test_as_much_is_compiled(case: Attention) -> None:
     mesh = jaxplan.target("tpu-v5e:2x4").mesh(data=8)
     options = {"search": "data", "compare_templates": False}
