@@ -13,6 +13,7 @@ import jax
 
 from .._jax import as_closed, without_dead_code
 from ..errors import TraceError
+from .common_subexpressions import computed_once
 from .fingerprint import fingerprint
 from .flatten import Flattener, Stated
 from .foreign_mesh import Axes, auto_mesh_of, restated
@@ -179,7 +180,7 @@ def _trace(
     if platform is not None:
         jaxpr = seen_into(jaxpr, ruled, platform)
     changes = put_one_by_one, exchanged, without_unit_sums, without_halos, rolled, shifted, of_whole_fields, in_turn
-    jaxpr = rewritten(jaxpr, changes)
+    jaxpr = rewritten(jaxpr, (computed_once, *changes))
     static = positions_of(static_argnums, len(args))
     dynamic_args = tuple(a for i, a in enumerate(args) if i not in static)
     dynamic_kwargs = {k: v for k, v in sorted(kwargs.items()) if k not in static_argnames}

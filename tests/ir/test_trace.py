@@ -74,11 +74,11 @@ def test_calls_are_seen_through(wrapped: Callable[..., jax.Array]) -> None:
 
 @pytest.mark.parametrize(
     ("wrapped", "products"),
-    [(layer, 3), (jax.jit(layer), 3), (_jvp_layer, 3), (jax.checkpoint(layer), 4), (_vjp_layer, 4)],
+    [(layer, 3), (jax.jit(layer), 3), (_jvp_layer, 3), (jax.checkpoint(layer), 4), (_vjp_layer, 3)],
     ids=["plain", "jit", "custom_jvp", "checkpoint", "custom_vjp"],
 )
 def test_backward_passes_are_seen_through(wrapped: Callable[..., jax.Array], products: int) -> None:
-    """Forward, two gradients, and one product again where it is recomputed."""
+    """Forward, two gradients, and one product again behind a checkpoint; else XLA makes one of two that are equal."""
 
     def step(w: jax.Array, x: jax.Array) -> Any:
         return jax.value_and_grad(lambda w, x: wrapped(w, x).sum(), argnums=(0, 1))(w, x)
