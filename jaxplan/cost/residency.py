@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -93,7 +94,9 @@ def second_stacks(flow: Flow, platform: str) -> tuple[SecondStack, ...]:
     """What is in memory twice on "tpu", "gpu" or "cpu"."""
     if platform == "tpu":
         return converted_stacks(flow)
-    return (*reordered_stacks(flow), *reordered_arguments(flow)) if platform == "gpu" else ()
+    if platform != "gpu":
+        return ()
+    return (*reordered_stacks(flow), *reordered_arguments(flow), *reordered_kernels(flow))
 
 
 def converted_stacks(flow: Flow) -> tuple[SecondStack, ...]:
@@ -192,6 +195,30 @@ def reordered_arguments(flow: Flow) -> tuple[SecondStack, ...]:
     kept = [copy._replace(stop=_end(graph, copy.start)) for v, copy in wanted.items() if v not in donated]
     largest = max(donated, key=lambda v: graph.values[v].bytes, default=-1)
     return (*kept, *([donated[largest]] if donated else []))
+
+
+def reordered_kernels(flow: Flow) -> tuple[SecondStack, ...]:
+    """Arguments that convolutions in loops take their kernels from.
+
+    XLA for GPU gives cuDNN kernels with the channels that are made first and those that are summed last.  In a loop
+    that takes the same ones each time they are turned before it, in the argument's type, and kept: a diffusion model
+    that samples with 296 million weights in f32 has 0.9 GB more (H100, jax 0.10.2).  Of one pixel they need no turning.
+    """
+    graph, given, found = flow.graph, set(flow.graph.inputs), dict[int, SecondStack]()
+    around = graph.loops_around()
+    for op in graph.ops:
+        if op.primitive != "conv_general_dilated" or not around[op.index]:
+            continue
+        value, (made, summed, *window) = op.operands[1], op.params["dimension_numbers"].rhs_spec
+        rank = len(window) + 2
+        while value not in given and graph.ops[flow.producers[value]].primitive == "convert_element_type":
+            value = graph.ops[flow.producers[value]].operands[0]
+        pixels = math.prod(graph.values[value].shape[d] for d in window) if value in given else 1
+        if pixels > 1 and (made, summed) != (0, rank - 1):
+            start, stop = around[op.index][0]
+            before = found.get(value, SecondStack(value, 1.0, start, stop))
+            found[value] = before._replace(start=min(start, before.start), stop=max(stop, before.stop))
+    return tuple(found.values())
 
 
 def _end(graph: Graph, start: int) -> int:
