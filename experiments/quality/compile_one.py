@@ -25,6 +25,7 @@ from cases import CASES
 from targets import TARGETS, hardware, is_gpu
 
 import jaxplan
+from jaxplan.hardware import compile_for
 from jaxplan.lowering import compiled_memory
 
 _REPORT = "*after_optimizations-memory-usage-report.txt"
@@ -85,7 +86,8 @@ def main() -> None:
     if given.whole or is_gpu(given.target):
         if given.report:
             options |= {"xla_dump_to": str(folder), "xla_dump_hlo_as_text": True}
-        compiled = program.compile(compiler_options=options)
+        target = jaxplan.target(given.target)
+        compiled = compile_for(program, target.mesh(data=len(target.devices)), options)
         stats = compiled.memory_analysis()
         finish(
             {

@@ -12,7 +12,7 @@ import jax
 from jax.sharding import Mesh
 
 from ..errors import ArgumentError
-from ..hardware import compiler_options
+from ..hardware import compile_for
 from ..lowering import CompiledPrice, compiled_memory, compiled_price, lower_flat, refused_bytes
 from ..units import format_bytes, format_seconds
 from .candidates import Pipeline
@@ -100,7 +100,7 @@ def _compiled(pipeline: Pipeline, candidate: Candidate) -> tuple[CompiledPrice, 
         candidate.outputs,
         donate=traced.graph.donated,
     )
-    compiled = lowered.compile(compiler_options=compiler_options(mesh))
+    compiled = compile_for(lowered, mesh)
     text = compiled.as_text()
     price = compiled_price(text, pipeline.model, while_trips=pipeline.options.while_trips)
     return price, compiled_memory(compiled).peak_bytes

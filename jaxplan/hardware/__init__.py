@@ -12,6 +12,7 @@ from .profile import Link as Link
 from .profile import Profile as Profile
 from .targets import CompileTarget as CompileTarget
 from .targets import available_targets as available_targets
+from .targets import compile_for as compile_for
 from .targets import compiler_options as compiler_options
 from .targets import mesh_over as mesh_over
 from .targets import target as target

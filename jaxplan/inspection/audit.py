@@ -21,7 +21,7 @@ from ..api import (
 )
 from ..cost import CostModel
 from ..errors import ArgumentError, CompilerError
-from ..hardware import compiler_options
+from ..hardware import compile_for
 from ..ir import Traced
 from ..lowering import Priced, compiled_collectives, compiled_memory, lower_flat, price, refused_bytes
 from ..plans import Constraint, Plan
@@ -256,7 +256,7 @@ class Auditor:
             )
         lowered = lower_flat(self.traced, constraints, mesh, inputs, outputs, donate=self.traced.graph.donated)
         try:
-            program = lowered.compile(compiler_options=dict(compiler_options(mesh)))
+            program = compile_for(lowered, mesh)
         except jax.errors.JaxRuntimeError as refused:
             wanted_bytes = refused_bytes(refused)
             if wanted_bytes is not None:

@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh
 from ..api import Options, ShardedStep, auto_shard
 from ..cost import CostModel
 from ..errors import ArgumentError, CompilerError
-from ..hardware import axis_links, compiler_options, load_profile
+from ..hardware import axis_links, compile_for, load_profile
 from ..lowering import refused_bytes
 from ..plans import Plan
 from ..units import format_bytes
@@ -93,9 +93,8 @@ def verify(
     found: list[Finding] = []
     compiled = subject
     if isinstance(subject, jax.stages.Lowered):
-        options = compiler_options(mesh) if isinstance(mesh, jax.sharding.Mesh) else {}
         try:
-            compiled = subject.compile(compiler_options=dict(options))
+            compiled = compile_for(subject, mesh) if isinstance(mesh, jax.sharding.Mesh) else subject.compile()
         except jax.errors.JaxRuntimeError as refused:
             raise CompilerError(_refusal(refused, plan)) from refused
         found += known_bugs(plan, profile.kind, subject.as_text())

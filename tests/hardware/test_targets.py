@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxplan
 from jaxplan.errors import MeshError, TargetError
-from jaxplan.hardware import available_targets, compiler_options, load_profile, profile_for_device_kind
+from jaxplan.hardware import (
+    available_targets,
+    compile_for,
+    compiler_options,
+    load_profile,
+    profile_for_device_kind,
+)
+from jaxplan.hardware import targets as targets_module
 
 GPU_CONFIGS = {p.stem: p.read_text() for p in Path(jaxplan.__file__).parent.glob("hardware/gpu_targets/*")}
 
@@ -71,6 +79,40 @@ def test_a_missing_compiler_is_named_with_its_extra(name: str, module: str, extr
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
     assert ran.returncode == 1
     assert f"pip install 'jaxplan[{extra}]'" in ran.stderr
+
+
+class Lowered:
+    """What is refused until it is told what `accepted` says."""
+
+    def __init__(self, message: str, accepted: str) -> None:
+        self.message, self.accepted, self.told = message, accepted, list[dict[str, Any]]()
+
+    def compile(self, compiler_options: dict[str, Any]) -> str:
+        self.told.append(compiler_options)
+        if self.accepted not in compiler_options:
+            raise jax.errors.JaxRuntimeError(self.message)
+        return "compiled"
+
+
+NO_TILES = "INTERNAL: Couldn't find output tile sizes that satisfy hlo: %dot.1994 = bf16[8192,1152]{1,0}"
+
+
+@pytest.mark.parametrize(("message", "absent"), [(NO_TILES, True), (NO_TILES, False), ("INTERNAL: other", True)])
+def test_products_without_tiles_are_cublas_where_no_gpu_is(
+    message: str, absent: bool, mesh_8: jax.sharding.Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {"xla_gpu_autotune_level": "0"} if absent else {}
+    monkeypatch.setattr(targets_module, "compiler_options", lambda mesh: dict(told))
+    lowered: Any = Lowered(message, "xla_gpu_enable_triton_gemm")
+    if message == NO_TILES and absent:
+        assert compile_for(lowered, mesh_8, {"xla_dump_to": "there"}) == "compiled"
+        first, second = lowered.told
+        assert first == told | {"xla_dump_to": "there"}
+        assert second == first | {"xla_gpu_enable_triton_gemm": False}
+    else:
+        with pytest.raises(jax.errors.JaxRuntimeError):
+            compile_for(lowered, mesh_8)
+        assert len(lowered.told) == 1
 
 
 def test_real_devices_need_no_compiler_options(mesh_8: jax.sharding.Mesh) -> None:
