@@ -20,7 +20,8 @@ from .graph import VIEWS
 _CALLS = frozenset({"jit", "pjit"})
 _APART = frozenset({"scan", "while", "cond", "optimization_barrier", "copy", "copy_p", "shard_map", "device_put"})
 """What is left as it is: what runs long is not repeated, and barriers and copies are asked for."""
-_MADE_ANEW = frozenset({"broadcast_in_dim", "convert_element_type", "iota"} | VIEWS)
+_MADE_ANEW = VIEWS | {"broadcast_in_dim", "convert_element_type", "iota"}
+"""What costs nothing wherever it is read: known to be alike, and left apart."""
 
 
 def computed_once(equations: list[Any], results: Sequence[Any]) -> list[Any]:
@@ -59,7 +60,7 @@ def _key(eqn: Any, alike: Mapping[Any, Any]) -> Any:
     )
     made = tuple(str(v.aval) for v in eqn.outvars)
     try:
-        key = (name, read, made, tuple(sorted(eqn.params.items(), key=lambda item: item[0])))
+        key = (eqn.primitive, read, made, tuple(sorted(eqn.params.items(), key=lambda item: item[0])))
         hash(key)
     except TypeError:
         return None
