@@ -313,7 +313,7 @@ def _local_specs(
 
     def add(op: Op, site: Site | None, kind: str, index: int, position: int, row: np.ndarray, value: int) -> None:
         shape = graph.values[value].shape
-        if shape:
+        if shape or (row == UNREDUCED).any():
             specs.extend(_constraint(op, site, orders.layout(kind, index, position, row, len(shape)), shape, LOCAL))
 
     for op in graph.ops:

@@ -59,3 +59,20 @@ def test_the_tpu_compiler_gathers_no_cache_for_a_row(tpu_topology: Callable[[str
     compiled = planned.lower(cache, row, jax.ShapeDtypeStruct((), jnp.int32)).compile()
     assert "all-gather" not in compiled.as_text()
     assert compiled.memory_analysis().temp_size_in_bytes < 2**20
+
+
+@pytest.mark.parametrize("cut", [P(None, "data"), P(None, ("model", "data"))], ids=str)
+@pytest.mark.parametrize("at", [0, 17, 20000, 1 << 15, -1])
+def test_the_gradient_of_a_single_element_is_read_on_the_device_that_has_it(at: int, cut: P, mesh_4x2: Mesh) -> None:
+    """One number of a field that is cut: XLA for GPU gathered the field."""
+
+    def step(field: Any, added: Any, at: Any) -> Any:
+        return jax.grad(lambda u: jnp.sum(jnp.sin(field.at[1, at, 2, 3].add(u)) * field))(added)
+
+    planned = jaxplan.auto_shard(
+        step, mesh_4x2, constraints={"field": cut}, hardware="h100", options={"compare_templates": False}
+    )
+    field = RANDOM.normal(size=(2, 1 << 15, 4, 8)).astype(np.float32)
+    given = field, np.float32(0.5), np.int32(at)
+    np.testing.assert_allclose(planned(*given), jax.jit(step)(*given), rtol=1e-6)
+    assert "all_gather" not in {c.kind for c in planned.plan(*given).collectives}

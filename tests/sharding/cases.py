@@ -341,6 +341,10 @@ case("scatter-add", "along an axis",
      lambda i, g: jax.vjp(lambda x: jnp.take_along_axis(x, i, -1), jnp.zeros((4, 8, 16)))[1](g),
      whole(4, 8, 2, below=16), real(4, 8, 2))  # fmt: skip
 case("scatter-add", "columns", lambda x, i, u: x.at[:, i].add(u), X, whole(8, below=16), real(8, 8))
+for _mode, _row in (("fill", 9), ("fill", 3), ("clip", 99), ("promise_in_bounds", 5)):
+    case("gather", f"an element, {_mode} {_row}",
+         lambda x, i, m=_mode: lax.gather(
+             x, i, lax.GatherDimensionNumbers((), (0, 1), (0, 1)), (1, 1), mode=m), X, np.array([_row, 9], np.int32))
 for _method in ("set", "add"):
     case("scatter" if _method == "set" else "scatter-add", "an element",
          lambda x, u, i, m=_method: getattr(x.at[i[0], i[1]], m)(u), X, np.float32(2), np.array([9, 3], np.int32))
