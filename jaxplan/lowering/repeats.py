@@ -135,9 +135,9 @@ def shortened(
             made = maker.get(value, -1)
             if made in gone:
                 other = _in_place_of(made, e, where, dropped)
-                if other is None:
-                    return None
                 result = listing.equations[made].results.index(value)
+                if other is None or _type(listing, other, result) != _type(listing, made, result):
+                    return None
                 instead[e, k] = listing.equations[other].results[result]
     read = {v for e in kept for v in listing.equations[e].operands} | set(instead.values())
     left = tuple(p for p, v in enumerate(listing.results) if maker.get(v, -1) not in gone)
@@ -157,6 +157,12 @@ def shortened(
         twins=tuple(to(number) for number in dropped),
         mirror=to(dropped[-1] + 1),
     )
+
+
+def _type(listing: Listing, equation: int, result: int) -> tuple[Hashable, ...]:
+    """The shape and element type of an equation's result."""
+    aval = listing.equations[equation].eqn.outvars[result].aval
+    return getattr(aval, "shape", ()), getattr(aval, "dtype", None)
 
 
 def _labels(
