@@ -11,6 +11,7 @@ import numpy as np
 
 from ..rule import OpShapes, Rule, RuleBuilder
 from .registry import LocalFunction, Ring, register, register_cut, register_sends
+from .slices import NUMBERS
 
 
 @register("gather")
@@ -53,10 +54,6 @@ def gather(op: OpShapes) -> Rule:
     return b.rule(operands=[operand, indices], results=[result], reduction=reduction)
 
 
-_NUMBERS = ("float", "bfloat", "int", "uint", "complex")
-"""Types of what can be added: not bool, nor keys."""
-
-
 @register_cut("gather")
 def single_row(eqn: Any) -> int | None:
     """The dimension that a gather takes a single row out of, by one index: of several the longest.
@@ -72,10 +69,9 @@ def _looked_up_once(
     numbers: Any, operand_shape: Sequence[int], indices_shape: Sequence[int], dtype: str
 ) -> int | None:
     """See `single_row`."""
-    into = numbers.start_index_map
-    single = math.prod(indices_shape[:-1]) == 1 and set(into) == set(numbers.collapsed_slice_dims)
-    alone = single and dtype.startswith(_NUMBERS) and not numbers.operand_batching_dims
-    return max(into, key=lambda d: operand_shape[d], default=None) if alone else None
+    if not dtype.startswith(NUMBERS) or numbers.operand_batching_dims:
+        return None
+    return _longest_of_one_index(numbers.start_index_map, numbers.collapsed_slice_dims, operand_shape, indices_shape)
 
 
 @register_sends("gather")
@@ -155,7 +151,7 @@ def scatter(op: OpShapes) -> Rule:
     for d_operand, d_updates in zip(window, sorted(numbers.update_window_dims), strict=True):
         if updates_shape[d_updates] == operand_shape[d_operand]:
             operand[d_operand] = updates[d_updates] = b.factor(operand_shape[d_operand])
-    cut = _single(numbers, operand_shape, indices_shape)
+    cut = _put_in_once(numbers, operand_shape, indices_shape)
     for d in numbers.inserted_window_dims:
         if d in numbers.scatter_dims_to_operand_dims and cut in (None, d):
             operand[d] = b.factor(operand_shape[d])
@@ -175,14 +171,22 @@ def single_update(eqn: Any) -> int | None:
     gathers all of it for that (a cache's row by `cache.at[:, position].set`, a field's element by `field.at[x, y,
     z].add`, 8 v5e and 8 H100, jax 0.10.2).
     """
-    return _single(eqn.params["dimension_numbers"], *(var.aval.shape for var in eqn.invars[:2]))
+    return _put_in_once(eqn.params["dimension_numbers"], *(var.aval.shape for var in eqn.invars[:2]))
 
 
-def _single(numbers: Any, operand_shape: Sequence[int], indices_shape: Sequence[int]) -> int | None:
+def _put_in_once(numbers: Any, operand_shape: Sequence[int], indices_shape: Sequence[int]) -> int | None:
     """See `single_update`."""
-    into = numbers.scatter_dims_to_operand_dims
-    single = math.prod(indices_shape[:-1]) == 1 and set(into) == set(numbers.inserted_window_dims)
-    return max(into, key=lambda d: operand_shape[d], default=None) if single else None
+    into, outside = numbers.scatter_dims_to_operand_dims, numbers.inserted_window_dims
+    return _longest_of_one_index(into, outside, operand_shape, indices_shape)
+
+
+def _longest_of_one_index(
+    into: Sequence[int], outside: Sequence[int], operand_shape: Sequence[int], indices_shape: Sequence[int]
+) -> int | None:
+    """The longest dimension that a single index goes `into`, if these are all that lie `outside` of the window."""
+    if math.prod(indices_shape[:-1]) != 1 or set(into) != set(outside):
+        return None
+    return max(into, key=lambda d: operand_shape[d], default=None)
 
 
 def update_piece(eqn: Any, ring: Ring) -> LocalFunction:

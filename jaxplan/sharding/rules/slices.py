@@ -33,7 +33,7 @@ def take_slice(op: OpShapes) -> Rule:
     b, dims = same_extents(op, op.operands[0], op.results[0])
     taken, along = list(dims), _few_of(op.operands[0], op.results[0], op.params.get("strides"))
     summed = []
-    if along is not None and op.operand_dtypes[0].startswith(_NUMBERS):
+    if along is not None and op.operand_dtypes[0].startswith(NUMBERS):
         taken[along] = b.factor(op.operands[0][along])
         summed = [taken[along]]
     return b.rule(
@@ -44,7 +44,7 @@ def take_slice(op: OpShapes) -> Rule:
     )
 
 
-_NUMBERS = ("float", "bfloat", "int", "uint", "complex")
+NUMBERS = ("float", "bfloat", "int", "uint", "complex")
 """Types of what can be added: not bool, nor keys."""
 
 
