@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import AbstractMesh
 
@@ -20,12 +21,14 @@ from jaxplan.api import candidates
 from jaxplan.lowering import check as check_once
 from jaxplan.lowering.check import Checked
 from jaxplan.lowering.listing import listing_of
-from jaxplan.lowering.repeats import Short, _grouped, _in_phase, _Run
+from jaxplan.lowering.repeats import Short
+from jaxplan.lowering.runs import Run, _grouped, _in_phase
 from jaxplan.sharding import Asked
 
 # its front door hides the module behind the function of the same name
 CHECK = importlib.import_module("jaxplan.lowering.check")
 REPEATS = importlib.import_module("jaxplan.lowering.repeats")
+RUNS = importlib.import_module("jaxplan.lowering.runs")
 
 LAYERS, WIDTH, HIDDEN = 9, 512, 2048
 MESH = AbstractMesh((4, 2), ("data", "model"))
@@ -197,16 +200,49 @@ def test_layers_in_the_order_of_their_names_as_text(
     assert said(again()) == said(again(shorten=False))
 
 
+def test_blocks_that_begin_elsewhere_than_was_thought_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands for another is the same operation: gradients gathered over several steps, eleven layers."""
+    optimizer = optax.MultiSteps(optax.adamw(1e-3), every_k_schedule=4)
+
+    def step(params: Any, state: Any, x: jax.Array) -> Any:
+        def loss(params: Any) -> jax.Array:
+            for i in range(11):
+                params["x"] = block(params[f"layer_{i}"], params.get("x", x))
+            return jnp.mean(params["x"] ** 2)
+
+        value, gradient = jax.value_and_grad(lambda params: loss(dict(params)))(params)
+        updates, state = optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state, value, optax.tree.norm(gradient)
+
+    labelled: list[np.ndarray] = []
+    found: list[Run] = []
+    runs_of, numbered = REPEATS.runs_of, REPEATS.numbered
+    monkeypatch.setattr(REPEATS, "runs_of", lambda labels: labelled.append(labels) or runs_of(labels))
+    monkeypatch.setattr(
+        REPEATS, "numbered", lambda listing, runs: found.extend(all_of := numbered(listing, runs)) or all_of
+    )
+    state, x = shapes(11)
+    options = {"search": "fsdp", "compare_templates": False, "progress": False}
+    sharded = jaxplan.auto_shard(step, MESH, hardware="tpu-v5e", donate_argnums=(0, 1), options=options)
+    sharded.plan(state["params"], jax.eval_shape(optimizer.init, state["params"]), x)
+    (labels,) = labelled
+    assert found
+    for run in found:
+        blocks = labels[run.start : run.start + run.period * len(run.numbers)].reshape(-1, run.period)
+        assert run.start + blocks.size <= run.stop
+        assert (blocks == blocks[0]).all()
+
+
 def test_blocks_are_numbered_by_the_run_that_knows_most_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """An update of all layers reads one value of the forward pass, a norm of the first layer, and all of a gradient."""
-    forward, gradient, update = (_Run(start=at, period=1, stop=at + 3, numbers=(-1,) * 3) for at in (0, 3, 6))
+    forward, gradient, update = (Run(start=at, period=1, stop=at + 3, numbers=(-1,) * 3) for at in (0, 3, 6))
     links = {
         (2, 0): {(0, 0, 1, True): {2: 0}},
         (1, 0): {(0, 0, 0, True): {0: 2, 1: 1, 2: 0}},
         (2, 1): {(0, 0, 0, True): {0: 0, 1: 2, 2: 1}},
     }
-    monkeypatch.setattr(REPEATS, "_links", lambda listing, runs: links)
-    _, of_block = REPEATS._numbers(None, [forward, gradient, update])
+    monkeypatch.setattr(RUNS, "_links", lambda listing, runs: links)
+    _, of_block = RUNS._numbers(None, [forward, gradient, update])
     assert of_block == {0: [0, 1, 2], 1: [2, 1, 0], 2: [2, 0, 1]}
 
 
@@ -223,13 +259,13 @@ def test_a_layer_begins_with_what_is_made_for_it_alone() -> None:
     assert len(listing.equations) == 4 * len(leaves)
     known = {4 * i + 3: name for i, name in enumerate(leaves)}
     # a block that begins with the second leaf of layer 0
-    run = _Run(start=4, period=8, stop=8 * len(names), numbers=(-1,) * (len(names) - 1))
+    run = Run(start=4, period=8, stop=8 * len(names), numbers=(-1,) * (len(names) - 1))
     known = {e - run.start: name for e, name in known.items() if e >= run.start}
     assert _in_phase(listing, run, known).start == 8
 
 
 def test_a_layer_that_is_nothing_to_the_others_stays_in_its_run_unless_at_an_end() -> None:
-    run = _Run(start=7, period=3, stop=28, numbers=(-1,) * 7)
+    run = Run(start=7, period=3, stop=28, numbers=(-1,) * 7)
     grouped = _grouped(run, [-1, 0, 1, -1, 3, 2, -1])
     assert (grouped.start, grouped.period) == (10, 3)
     assert [n for n in grouped.numbers if n >= 0] == [0, 1, 3, 2]
