@@ -58,8 +58,7 @@ class Ledger:
     def add(
         self, part: str, start: int, stop: int, size: int, *, given: bool = False, value: int | None = None
     ) -> None:
-        """`given`: the caller's buffer, which lies where it lies, or one that leaves no gap; `value`: which one, if
-        vector memory may hold it."""
+        """`given`: the caller's buffer, which lies where it lies; `value`: which one, if vector memory may hold it."""
         if stop > start and size:
             stop = min(stop, self._length)
             delta = self._parts[part]

@@ -72,7 +72,6 @@ def simulate_memory(
     spread: Sequence[Spread] = (),
     squares: Sequence[Squares] = (),
     beside: Sequence[tuple[int, int, int]] = (),
-    momentary: Sequence[tuple[int, int, int]] = (),
     back_and_forth: Sequence[BackAndForth] = (),
     converted: Sequence[Converted] = (),
     listed: Mapping[int, int] | None = None,
@@ -86,9 +85,8 @@ def simulate_memory(
         second_stacks: loops' stacks that are there twice; fills: what is filled together; times: when each operation
         runs; see `Traffic`.
       op_scratch: bytes that operations need beside their results while they run, see `split_k` and `pooling`.
-      beside: (start, stop, bytes) of what else is copied; momentary: likewise, what leaves no gap; back_and_forth,
-        converted: see there; listed: values whose copies are read: from when on; late: values that are made when they
-        are read alone: since when.
+      beside: (start, stop, bytes) of what else is copied; back_and_forth, converted: see there; listed: values whose
+        copies are read: from when on; late: values that are made when they are read alone: since when.
       waited: values that wait behind a loop: until when, and the share of their bytes that they wait in.
       platform: "tpu", "gpu" or "cpu", see `device_bytes`; whole_sums: see `CostModel.whole_sums`;
         images, over, copied_images, tables, spread, squares: see `Traffic`.
@@ -173,8 +171,6 @@ def simulate_memory(
         ledger.add("copies", *whole_image)
     for other in beside:
         ledger.add("copies", *other)
-    for other in momentary:
-        ledger.add("copies", *other, given=True)
     for one in back_and_forth:
         if one.back is not None:
             ledger.add("copies", *one.back, value=one.value)

@@ -27,7 +27,7 @@ arrays of f32[2, 8, 4, 4096, 4096] of 4.3 GB each and the mask's 1.1 GB, in a Ll
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -54,7 +54,8 @@ class Twice(NamedTuple):
       scores: the value, of which the largest is taken; taken, subtracted: the operations that take and subtract it.
       product: what makes the scores; place: of its operand, the keys.
       grouped: whether a key has several queries' heads; narrow: whether the product's own result is narrower.
-      scalars: how many single numbers, of a mask and of scales, are between the product and them; masked: if one is.
+      scalars: how many single numbers, of masks and of scales, are between the product and them; masks: what masks are
+        made of, each a value, or -1 if it is computed of nothing.
       shared: whether queries and keys are slices of one array.
       scaled, turned: whether the kernel makes the keys itself, in f32, and of parts put beside each other.
     """
@@ -67,7 +68,7 @@ class Twice(NamedTuple):
     grouped: bool
     narrow: bool
     scalars: int
-    masked: bool
+    masks: tuple[int, ...]
     shared: bool
     scaled: bool
     turned: bool
@@ -95,11 +96,11 @@ def scores_twice(flow: Flow) -> Iterator[Twice]:
             continue
         narrow = graph.values[graph.ops[product].results[0]].item_bytes < _WIDE
         scaled, turned = _made_inside(flow, graph.ops[product].operands[place])
-        scalars, masked = len(between), "select_n" in between
+        masks = tuple(_origin(flow, graph.ops[o].operands[0]) for o in between if graph.ops[o].primitive == "select_n")
         parts = {_sliced_of(flow, v) for v in graph.ops[product].operands}
         shared = len(parts) == 1 and None not in parts
         yield Twice(
-            value, op.index, subtracted[0], product, place, grouped, narrow, scalars, masked, shared, scaled, turned
+            value, op.index, subtracted[0], product, place, grouped, narrow, len(between), masks, shared, scaled, turned
         )
 
 
@@ -110,42 +111,54 @@ def twice_in_memory(
     times: Sequence[int],
     reads: Mapping[tuple[int, int], np.ndarray],
     written_out: int,
-) -> Iterator[tuple[int, int, int]]:
-    """(start, stop, bytes) of the scores that lie beside the argument of their exponential, and what is read with them,
-    while the one is made of the others.
+) -> tuple[list[tuple[int, int, int]], dict[int, int]]:
+    """(start, stop, bytes) of the scores that lie beside the argument of their exponential, while made into it, and
+    of what is read with them; and since when the arguments are there.
 
     Args:
       written_out: from how many keys on what masks scores is written out, see `Profile.masked_tokens`; 0: never.
       times: see `Traffic`; reads: see `simulate_memory`.
     """
+    around = graph.loops_around()
+    scores: list[tuple[int, int, int]] = []
+    beside: dict[Hashable, tuple[int, int, int]] = {}
+    late: dict[int, int] = {}
     for one in found:
         keys, read = reads.get((one.product, one.place)), reads.get((one.taken, 0))
-        if keys is None or read is None:
+        if keys is None or read is None or not _lies_apart(graph, axes, one, keys, written_out):
             continue
-        op = graph.ops[one.product]
-        tensor, (contracted, _) = graph.values[op.operands[one.place]], op.params["dimension_numbers"]
-        sizes = local_sizes(tensor.shape, keys[None], axes)[0]
-        columns = float(np.prod([sizes[d] for d in contracted[one.place]]))
-        tokens = float(np.prod([sizes[d] for d in _free_dims(graph, one.product, one.place)]))
-        held = tokens * columns * (_WIDE if one.scaled else tensor.item_bytes)
-        arrays = 1.0
-        if written_out:
-            apart = one.masked and tokens >= written_out
-            arrays += one.scalars + 1 / _WIDE  # a mask's elements have a byte
-        elif one.grouped:
-            apart = one.turned and columns >= _COLUMNS and (not one.narrow or held >= _TURNED_APART)
-        else:
-            apart = held >= _HELD or one.shared
-            arrays *= 0.5 if one.shared and one.narrow else 1.0
-        if apart:
-            size = math.ceil(arrays * float(device_bytes(graph.values[one.scores], read[None], axes, "tpu")[0]))
-            yield times[one.subtracted], times[one.subtracted] + 1, size
+        size = float(device_bytes(graph.values[one.scores], read[None], axes, "tpu")[0])
+        made, softmax = times[one.product], times[one.subtracted]
+        narrow = one.shared and one.narrow and not written_out
+        scores.append((made, softmax + 1, math.ceil(size / 2 if narrow else size)))
+        late |= dict.fromkeys((one.scores, *graph.ops[one.subtracted].results), softmax)
+        read_with = [(-2, one.scalars * size), *((mask, size / _WIDE) for mask in one.masks)] if written_out else []
+        for what, bytes_ in read_with:
+            key = (around[one.product], what, size)
+            start, stop, most = beside.get(key, (made + 1, softmax + 1, 0))
+            beside[key] = min(start, made + 1), max(stop, softmax + 1), max(most, math.ceil(bytes_))
+    return [*scores, *beside.values()], late
 
 
-def _product(flow: Flow, value: int) -> tuple[int | None, list[str]]:
+def _lies_apart(graph: Graph, axes: MeshAxes, one: Twice, keys: np.ndarray, written_out: int) -> bool:
+    """Whether these scores are made in one kernel and read by the next; `keys`: the layout of the product's keys."""
+    op = graph.ops[one.product]
+    tensor, (contracted, _) = graph.values[op.operands[one.place]], op.params["dimension_numbers"]
+    sizes = local_sizes(tensor.shape, keys[None], axes)[0]
+    columns = float(np.prod([sizes[d] for d in contracted[one.place]]))
+    tokens = float(np.prod([sizes[d] for d in _free_dims(graph, one.product, one.place)]))
+    held = tokens * columns * (_WIDE if one.scaled else tensor.item_bytes)
+    if written_out:
+        return bool(one.masks) and tokens >= written_out
+    if one.grouped:
+        return one.turned and columns >= _COLUMNS and (not one.narrow or held >= _TURNED_APART)
+    return held >= _HELD or one.shared
+
+
+def _product(flow: Flow, value: int) -> tuple[int | None, list[int]]:
     """The product with batch dimensions that scores are made of elementwise, if one, and the operations between that
     read a single number too."""
-    graph, size, between = flow.graph, math.prod(flow.graph.values[value].shape), list[str]()
+    graph, size, between = flow.graph, math.prod(flow.graph.values[value].shape), list[int]()
     while (maker := flow.producers[value]) >= 0:
         op = graph.ops[maker]
         if is_batched(op):
@@ -157,9 +170,19 @@ def _product(flow: Flow, value: int) -> tuple[int | None, list[str]]:
         if not near:
             return None, []
         if any(flow.source[v] and graph.values[v].dtype != "bool" for v in op.operands):
-            between.append(op.primitive)
+            between.append(maker)
         value = near[0]
     return None, []
+
+
+def _origin(flow: Flow, value: int) -> int:
+    """The value that this one shows, repeated or not; -1 where it is computed of nothing."""
+    while not flow.source[value] and (maker := flow.producers[value]) >= 0:
+        op = flow.graph.ops[maker]
+        if op.primitive not in VIEWS | {"broadcast_in_dim"}:
+            break
+        value = op.operands[0]
+    return -1 if flow.source[value] else value
 
 
 def _sliced_of(flow: Flow, value: int) -> int | None:

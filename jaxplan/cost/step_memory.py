@@ -105,7 +105,6 @@ def step_memory(
     vector = None
     settled: Sequence[BackAndForth] = ()
     converted: Sequence[Converted] = ()
-    momentary: Sequence[tuple[int, int, int]] = ()
     if model.profile.kind == "gpu":
         needed = (lives := lives or lives_of(graph, stored, times)).needed
         beside += padded_images(graph, axes, times, needed, reads)
@@ -129,7 +128,8 @@ def step_memory(
             if (row := values.get(value)) is not None:
                 beside.append((start, stop, int(device_bytes(graph.values[value], row[None], axes, "tpu")[0])))
         written_out = model.profile.masked_tokens or 0
-        momentary = [*twice_in_memory(graph, axes, crossing.twice, times, reads, written_out)]
+        scores, late = twice_in_memory(graph, axes, crossing.twice, times, reads, written_out)
+        beside += scores
         beside += written_operands(graph, axes, crossing.shared, model.profile, times, lives.needed, values, reads)
         beside += [(one.start, one.stop, one.size) for one in lists]
         converted = [*converted_weights(graph, axes, stored, times, values, reads)]
@@ -150,7 +150,7 @@ def step_memory(
         copied_images=crossing.copied_images, tables=crossing.tables, spread=crossing.spread, squares=crossing.squares,
         platform=model.profile.kind, whole_sums=model.whole_sums,
         vector=vector, lives=lives, converted=converted,
-        beside=beside, momentary=momentary, back_and_forth=settled, late=late, listed=given_up,
+        beside=beside, back_and_forth=settled, late=late, listed=given_up,
     )  # fmt: skip
     room = model.profile.usable_bytes
     if behind is None or most_behind is not None or found.peak_bytes <= room:
