@@ -13,6 +13,7 @@ from .bodies import Body
 from .conversions import Conversion
 from .few_images import Spread
 from .fills import Fill
+from .grouped_concats import Grouped, grouped_concats
 from .images import Lanes
 from .invariants import Invariant
 from .merged_products import Merging
@@ -95,6 +96,11 @@ class Traffic:
     def lives(self) -> Lives:
         """See `lives_of`."""
         return lives_of(self.graph, self.stored, self.times)
+
+    @functools.cached_property
+    def grouped(self) -> tuple[Grouped, ...]:
+        """See `grouped_concats`."""
+        return tuple(grouped_concats(self.graph))
 
     def kept(self, op: Op) -> tuple[Resident | None, ...]:
         """What of an operation's operands and results may stay on the chip; () where nothing of the program may."""

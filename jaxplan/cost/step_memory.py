@@ -20,6 +20,7 @@ from .decompositions import decomposition_scratch
 from .dilated import transposed_for_kernels
 from .few_images import few_images, moved_pixels
 from .fillers import Fillers, fillers, is_recomputed
+from .grouped_concats import written_in_groups
 from .held_back import behind_loops, combined_sums, held_back, last_products, put_back, put_off
 from .invariants import Invariant
 from .memory import MemoryProfile, simulate_memory
@@ -104,7 +105,7 @@ def step_memory(
     given_up = {one.value: one.stop - 1 for one in lists if one.given_up}
     vector = None
     settled: Sequence[BackAndForth] = ()
-    converted: Sequence[Converted] = ()
+    converted: list[Converted] = []
     if model.profile.kind == "gpu":
         needed = (lives := lives or lives_of(graph, stored, times)).needed
         beside += padded_images(graph, axes, times, needed, reads)
@@ -133,6 +134,7 @@ def step_memory(
         beside += written_operands(graph, axes, crossing.shared, model.profile, times, lives.needed, values, reads)
         beside += [(one.start, one.stop, one.size) for one in lists]
         converted = [*converted_weights(graph, axes, stored, times, values, reads)]
+        converted += written_in_groups(graph, axes, crossing.grouped, times, lives.needed, values)
         if seconds is not None and not few_images(graph, axes, crossing.images, reads):
             vector = vector_memory(graph, times, seconds, model.profile)
         room = 0 if vector is not None else model.profile.on_chip_bytes or 0
