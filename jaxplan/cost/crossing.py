@@ -28,6 +28,7 @@ from .squares import Squares
 from .tables import RowUpdate
 from .tiles import Tiling
 from .turned import Update
+from .turned_caches import TurnedCache, turned_caches
 from .vector_kernels import VectorKernel
 
 
@@ -101,6 +102,11 @@ class Traffic:
     def grouped(self) -> tuple[Grouped, ...]:
         """See `grouped_concats`."""
         return tuple(grouped_concats(self.graph))
+
+    @functools.cached_property
+    def caches(self) -> tuple[TurnedCache, ...]:
+        """See `turned_caches`."""
+        return tuple(turned_caches(self.graph))
 
     def kept(self, op: Op) -> tuple[Resident | None, ...]:
         """What of an operation's operands and results may stay on the chip; () where nothing of the program may."""

@@ -39,6 +39,7 @@ from .split_k import split_scratch
 from .tables import ListCopy, list_copies
 from .tiles import device_bytes
 from .turned import turned_updates
+from .turned_caches import turned_for_loops
 from .vector_memory import vector_memory
 
 
@@ -134,6 +135,7 @@ def step_memory(
         beside += written_operands(graph, axes, crossing.shared, model.profile, times, lives.needed, values, reads)
         beside += [(one.start, one.stop, one.size) for one in lists]
         converted = [*converted_weights(graph, axes, stored, times, values, reads)]
+        converted += turned_for_loops(graph, axes, crossing.caches, times, values)
         converted += written_in_groups(graph, axes, crossing.grouped, times, lives.needed, values)
         if seconds is not None and not few_images(graph, axes, crossing.images, reads):
             vector = vector_memory(graph, times, seconds, model.profile)

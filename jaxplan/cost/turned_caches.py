@@ -1,0 +1,86 @@
+"""Caches that a loop over tokens carries and attention reads, which XLA for TPU turns round for the loop.
+
+Keys and values of one token are written into an argument, bf16[4, 4096, 8, 128], by an update of one place, and the
+attention of that token reads all of it.  The loop's buffer lies as its reader wants it, the argument as arguments do,
+so that each is copied before the loop and back behind it, and is in memory twice:
+
+- a key that one query reads is no matrix product: the places written come first, and a cache of which they don't, but
+  for dimensions of one, is turned;
+- a key of several queries is one: its batches, sequences and heads, come first, before the places.
+
+So do caches of 64 columns, whose buffers differ in size too (see `written`), where a key has one query; where it has
+several, the argument lies as is wanted.  What is scattered, each sequence at a place of its own, is written where it
+lies.  Decoding of 16 tokens by four layers, 1 to 16 heads of keys, 64 to 256 columns, 1 to 8 sequences a device, f32
+and bf16, heads before and behind places (jax 0.10.2, libtpu 0.0.42.1, v5p, some on v5e and v6e, 2026-11-27).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ..ir import Graph, Op
+from ..sharding import MeshAxes
+from .converted_weights import Converted
+from .tiles import device_bytes, local_sizes
+
+_LANES = 128
+
+
+class TurnedCache(NamedTuple):
+    """A carry that is an argument at first, the loop's operations, the dimension that is written along, and those that
+    its reader wants before that: none where one query reads each key."""
+
+    carry: int
+    loop: tuple[int, int]
+    along: int
+    batches: tuple[int, ...]
+
+
+def turned_caches(graph: Graph) -> Iterator[TurnedCache]:
+    """Those that one update writes a place of in each turn, and a product reads."""
+    uses, given = graph.uses(), set(graph.inputs)
+    for op in graph.ops:
+        if op.primitive != "carry_init" or op.operands[0] not in given:
+            continue
+        carry, loop = op.results[0], graph.loop_after(op.index)
+        written = [graph.ops[r] for r, place in uses[carry] if place == 0]
+        updates = [update for update in written if update.primitive == "dynamic_update_slice"]
+        if loop is None or len(updates) != 1:
+            continue
+        whole, part = (graph.values[v].shape for v in updates[0].operands[:2])
+        along = [d for d, (n, m) in enumerate(zip(whole, part, strict=True)) if n != m]
+        if len(along) != 1 or part[along[0]] != 1:
+            continue
+        read = [(r, place) for v in (carry, updates[0].results[0]) for r, place in uses[v]]
+        products = [(graph.ops[r], place) for r, place in read if graph.ops[r].primitive == "dot_general"]
+        if products:
+            yield TurnedCache(carry, loop, along[0], _batches(graph, *products[0]))
+
+
+def _batches(graph: Graph, product: Op, place: int) -> tuple[int, ...]:
+    """The batch dimensions of a cache that is an operand; none where the other operand has but one row for each."""
+    (contracted, batched), other = product.params["dimension_numbers"], product.operands[1 - place]
+    inside = {*contracted[1 - place], *batched[1 - place]}
+    rows = math.prod(size for d, size in enumerate(graph.values[other].shape) if d not in inside)
+    return tuple(batched[place]) if rows > 1 else ()
+
+
+def turned_for_loops(
+    graph: Graph, axes: MeshAxes, found: Sequence[TurnedCache], times: Sequence[int], values: Mapping[int, np.ndarray]
+) -> Iterator[Converted]:
+    """The copies of as many bytes as the arguments have; `values`: the layout row of every value where it is made."""
+    for one in found:
+        if (row := values.get(one.carry)) is None:
+            continue
+        tensor = graph.values[one.carry]
+        sizes = local_sizes(tensor.shape, row[None], axes)[0]
+        before, after = range(one.along), [d for d in one.batches if d > one.along]
+        wanted = after if one.batches else before
+        if sizes[-1] >= _LANES and any(sizes[d] > 1 for d in wanted):
+            start, stop = one.loop
+            size = int(device_bytes(tensor, row[None], axes, "tpu")[0])
+            yield Converted(times[start], times[stop - 1] + 1, size, one.carry)
