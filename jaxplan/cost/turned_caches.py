@@ -6,7 +6,8 @@ so that each is copied before the loop and back behind it, and is in memory twic
 
 - a key that one query reads is no matrix product: the places written come first, and a cache of which they don't, but
   for dimensions of one, is turned;
-- a key of several queries is one: its batches, sequences and heads, come first, before the places.
+- a key of several queries is one: its batches, sequences and heads, come first, before the places (where heads lie
+  before places in the argument too, XLA may still turn the keys, or the values, for the writing; that is not counted).
 
 So do caches of 64 columns, whose buffers differ in size too (see `written`), where a key has one query; where it has
 several, the argument lies as is wanted.  What is scattered, each sequence at a place of its own, is written where it
