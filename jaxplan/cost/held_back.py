@@ -15,6 +15,11 @@ data parallelism, compiled for v5e, v5p and v6e, jax 0.10.2, libtpu 0.0.42.1).  
 a network of fewer parameters for the end of the backward pass, where the forward pass's activations have been, so that
 what is large finds no room there: of a perceiver with 2.8 GB alive the heap is 3.4.
 
+Gradients of a weight that several layers use are added up behind the backward pass there, where each is summed over
+devices by itself: where the sum is in f32 and they are bf16 (else XLA sums what is added, once).  They wait for the
+last of them, or what they are made of does (24 layers of one MLP of 2048 and 8192, recomputed and not, and an ALBERT,
+compiled for v5e: two thirds to half of their memory; not those of two layers).
+
 Sums that are only scattered are held back too where XLA makes one collective of all of them, for that one wants the
 last of them: a diffusion U-Net, a ConvNeXt and a MobileNet of a few million parameters.  Where it makes several, the
 products run with the backward pass, and what they make waits for its end, as each collective has gradients of early and
@@ -37,6 +42,11 @@ PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 
 _SAME_SUM = frozenset({"convert_element_type", "reduce_sum", "reshape", "rev", "transpose"})
 """What a gradient goes through before it is summed."""
+
+_ADDS = frozenset({"add", "add_any"})
+
+_USES = 3
+"""Of a weight, from which on its gradients wait for the last of them on TPU, see the module."""
 
 _COMBINED_ON_TPU = 120 * 2**20
 """Up to which size XLA for TPU sums gradients in one: between 115.6 and 127.4 MB, see the module."""
@@ -160,10 +170,27 @@ def awaited_sums(graph: Graph, times: Sequence[int], size_of: Callable[[int], in
                 so_far += size
     made = graph.producers()
     until = {value: times[made[together[-1]]] + 1 for together in groups for value in together}
+    for together in _added_up(last, held, size_of):
+        end = max(times[made[value]] for value in together) + 1
+        until.update((value, max(end, until[value])) for value in together if value in until)
     for op in last:
         if op.primitive in _SAME_SUM and op.operands[0] in until:
             until.update((v, until[op.operands[0]]) for v in op.results if v not in needed)
     return until
+
+
+def _added_up(last: Sequence[Op], held: Collection[int], size_of: Callable[[int], int]) -> Iterator[Collection[int]]:
+    """The gradients of a weight that is used several times, each of which is summed over devices before it is added."""
+    parts: dict[int, tuple[int, ...]] = {value: (value,) for value in held if size_of(value)}
+    for op in last:
+        if op.primitive in _SAME_SUM and op.operands[0] in parts:
+            parts.update(dict.fromkeys(op.results, parts[op.operands[0]]))
+        elif op.primitive in _ADDS and not size_of(op.results[0]):
+            both = tuple(value for operand in op.operands for value in parts.get(operand, ()))
+            if both:
+                parts[op.results[0]] = both
+            if len(both) >= _USES:
+                yield both
 
 
 def put_off(graph: Graph, times: Sequence[int], lists: Collection[int], until: int) -> tuple[int, ...]:
