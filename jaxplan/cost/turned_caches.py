@@ -10,9 +10,16 @@ so that each is copied before the loop and back behind it, and is in memory twic
   before places in the argument too, XLA may still turn the keys, or the values, for the writing; that is not counted).
 
 So do caches of 64 columns, whose buffers differ in size too (see `written`), where a key has one query; where it has
-several, the argument lies as is wanted.  What is scattered, each sequence at a place of its own, is written where it
-lies.  Decoding of 16 tokens by four layers, 1 to 16 heads of keys, 64 to 256 columns, 1 to 8 sequences a device, f32
-and bf16, heads before and behind places (jax 0.10.2, libtpu 0.0.42.1, v5p, some on v5e and v6e, 2026-11-27).
+several, the argument lies as is wanted.
+
+What is scattered, each sequence at a place of its own, is written where it lies, but for an update under `jax.vmap`
+into a cache whose heads are cut to one a device: XLA writes it in a loop of its own, in tiles of heads by columns, 4
+bytes for the one head in each of 128 columns: twice what bf16[4, 16384, 1, 128] has as an argument, four times what 64
+columns have (not so f32, which fills them, `cache.at[rows, places].set`, heads that are one to begin with, a single
+token).
+
+Decoding of 16 tokens by four layers, 1 to 16 heads of keys, 64 to 256 columns, 1 to 8 sequences a device, f32 and bf16,
+heads before and behind places (jax 0.10.2, libtpu 0.0.42.1, v5p, some on v5e and v6e, 2026-11-27), and a Gemma 3.
 """
 
 from __future__ import annotations
@@ -28,16 +35,16 @@ from ..sharding import MeshAxes
 from .converted_weights import Converted
 from .tiles import device_bytes, local_sizes
 
-_LANES = 128
+_LANES, _WORD = 128, 4
 
 
 class TurnedCache(NamedTuple):
-    """A carry that is an argument at first, the loop's operations, the dimension that is written along, and those that
-    its reader wants before that: none where one query reads each key."""
+    """A carry that is an argument at first, the loop's operations, the dimension that is written along, None where each
+    sequence has a place of its own, and those that its reader wants before it: none where one query reads each key."""
 
     carry: int
     loop: tuple[int, int]
-    along: int
+    along: int | None
     batches: tuple[int, ...]
 
 
@@ -49,14 +56,19 @@ def turned_caches(graph: Graph) -> Iterator[TurnedCache]:
             continue
         carry, loop = op.results[0], graph.loop_after(op.index)
         written = [graph.ops[r] for r, place in uses[carry] if place == 0]
-        updates = [update for update in written if update.primitive == "dynamic_update_slice"]
+        updates = [op for op in written if op.primitive == "dynamic_update_slice" or op.primitive.startswith("scatter")]
         if loop is None or len(updates) != 1:
             continue
-        whole, part = (graph.values[v].shape for v in updates[0].operands[:2])
+        (update,) = updates
+        if update.primitive != "dynamic_update_slice":
+            if update.params["dimension_numbers"].operand_batching_dims:
+                yield TurnedCache(carry, loop, None, ())
+            continue
+        whole, part = (graph.values[v].shape for v in update.operands[:2])
         along = [d for d, (n, m) in enumerate(zip(whole, part, strict=True)) if n != m]
         if len(along) != 1 or part[along[0]] != 1:
             continue
-        read = [(r, place) for v in (carry, updates[0].results[0]) for r, place in uses[v]]
+        read = [(r, place) for v in (carry, update.results[0]) for r, place in uses[v]]
         products = [(graph.ops[r], place) for r, place in read if graph.ops[r].primitive == "dot_general"]
         if products:
             yield TurnedCache(carry, loop, along[0], _batches(graph, *products[0]))
@@ -73,15 +85,18 @@ def _batches(graph: Graph, product: Op, place: int) -> tuple[int, ...]:
 def turned_for_loops(
     graph: Graph, axes: MeshAxes, found: Sequence[TurnedCache], times: Sequence[int], values: Mapping[int, np.ndarray]
 ) -> Iterator[Converted]:
-    """The copies of as many bytes as the arguments have; `values`: the layout row of every value where it is made."""
+    """The copies; `values`: the layout row of every value where it is made."""
     for one in found:
         if (row := values.get(one.carry)) is None:
             continue
         tensor = graph.values[one.carry]
-        sizes = local_sizes(tensor.shape, row[None], axes)[0]
-        before, after = range(one.along), [d for d in one.batches if d > one.along]
-        wanted = after if one.batches else before
-        if sizes[-1] >= _LANES and any(sizes[d] > 1 for d in wanted):
-            start, stop = one.loop
-            size = int(device_bytes(tensor, row[None], axes, "tpu")[0])
-            yield Converted(times[start], times[stop - 1] + 1, size, one.carry)
+        *rows, heads, columns = sizes = [int(size) for size in local_sizes(tensor.shape, row[None], axes)[0]]
+        size = int(device_bytes(tensor, row[None], axes, "tpu")[0])
+        if one.along is None:
+            turned = heads == 1 < tensor.shape[-2] and tensor.item_bytes < _WORD
+            size = math.prod(rows) * -(-columns // _LANES) * _LANES * _WORD
+        else:
+            wanted = [d for d in one.batches if d > one.along] if one.batches else range(one.along)
+            turned = columns >= _LANES and any(sizes[d] > 1 for d in wanted)
+        if turned:
+            yield Converted(times[one.loop[0]], times[one.loop[1] - 1] + 1, size, one.carry)

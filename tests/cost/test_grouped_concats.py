@@ -74,7 +74,7 @@ def written(case: Decoder) -> list[int]:
     """Bytes of what is written, as it is found on one device."""
     traced = trace(step_of(case), arguments(case), {})
     crossing = traffic(traced.graph, graph_rules(traced.graph), "tpu")
-    values = {v: np.full(len(value.shape), NONE) for v, value in enumerate(traced.graph.values)}
+    values = {v: np.array([NONE]) for v in range(len(traced.graph.values))}
     found = written_in_groups(
         traced.graph, (("data", 1),), crossing.grouped, crossing.times, crossing.lives.needed, values
     )

@@ -16,12 +16,12 @@ from jaxplan.ir import trace
 from jaxplan.lowering import compiled_memory
 from jaxplan.sharding import NONE, graph_rules
 
-PLACES, DIM, LAYERS, TOKENS = 2048, 256, 2, 4
+DIM, LAYERS, TOKENS = 256, 2, 4
 
 
 class Cache(NamedTuple):
     """Sequences a device, heads of keys, queries a key, columns; heads before places; one token a step, no loop; each
-    sequence written at a place of its own."""
+    sequence written at a place of its own; places."""
 
     sequences: int = 16
     keys: int = 8
@@ -30,6 +30,7 @@ class Cache(NamedTuple):
     heads_first: bool = False
     single: bool = False
     scattered: bool = False
+    places: int = 2048
 
 
 TURNED = [
@@ -67,7 +68,7 @@ def step_of(case: Cache) -> Any:
                 write(c, jnp.einsum("be,ekd->bkd", x, w[n]), place) for c, n in zip((k, v), "kv", strict=True)
             )
             scores = jnp.einsum(f"bkgd,{keys}->bkgs", q, k, preferred_element_type=jnp.float32)
-            scores = jnp.where(jnp.arange(PLACES) <= place, scores, -1e30)
+            scores = jnp.where(jnp.arange(case.places) <= place, scores, -1e30)
             mixed = jnp.einsum(f"bkgs,{keys}->bkgd", jax.nn.softmax(scores).astype(x.dtype), v)
             x = x + jnp.einsum("bkgd,kgde->be", mixed, w["o"])
             after.append((k, v))
@@ -92,8 +93,8 @@ def arguments(case: Cache, devices: int = 1) -> Any:
     def of(*shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
 
-    batch, keys, columns = devices * case.sequences, case.keys, case.columns
-    cache = of(batch, keys, PLACES, columns) if case.heads_first else of(batch, PLACES, keys, columns)
+    batch, keys, places, columns = devices * case.sequences, case.keys, case.places, case.columns
+    cache = of(*((batch, keys, places) if case.heads_first else (batch, places, keys)), columns)
     weights = {
         "q": of(DIM, keys, case.queries, columns),
         "k": of(DIM, keys, columns),
@@ -106,19 +107,46 @@ def arguments(case: Cache, devices: int = 1) -> Any:
 
 def bytes_of(case: Cache) -> int:
     """Of all caches of a device."""
-    return 2 * LAYERS * 2 * case.sequences * PLACES * case.keys * case.columns
+    return 2 * LAYERS * 2 * case.sequences * case.places * case.keys * case.columns
 
 
 @pytest.mark.parametrize("case", TURNED + AS_IT_LIES, ids=str)
 def test_caches_are_turned_for_their_readers(case: Cache) -> None:
     traced = trace(step_of(case), arguments(case), {})
     crossing = traffic(traced.graph, graph_rules(traced.graph), "tpu")
-    values = {v: np.full(len(value.shape), NONE) for v, value in enumerate(traced.graph.values)}
+    values = {v: np.array([NONE]) for v in range(len(traced.graph.values))}
     found = [*turned_for_loops(traced.graph, (("data", 1),), crossing.caches, crossing.times, values)]
     assert sum(one.size for one in found) == bytes_of(case) * (case in TURNED)
     for one in found:
         (loop,) = traced.graph.loops
         assert (one.start, one.stop) == (crossing.times[loop.start], crossing.times[loop.stop - 1] + 1)
+
+
+@pytest.mark.parametrize(("columns", "times"), [(128, 2), (64, 4)])
+@pytest.mark.parametrize("cut", [True, False])
+def test_one_head_a_device_is_padded_to_a_word_where_each_sequence_has_a_place(
+    columns: int, times: int, cut: bool
+) -> None:
+    case = Cache(columns=columns, scattered=True)
+    traced = trace(step_of(case), arguments(case), {})
+    crossing = traffic(traced.graph, graph_rules(traced.graph), "tpu")
+    values = {v: np.array([NONE]) for v in range(len(traced.graph.values))}
+    assert len(crossing.caches) == 2 * LAYERS
+    for one in crossing.caches:
+        values[one.carry] = np.array([2 if cut else NONE])
+    found = [*turned_for_loops(traced.graph, (("model", case.keys),), crossing.caches, crossing.times, values)]
+    assert sum(one.size for one in found) == cut * times * bytes_of(case) // case.keys
+
+
+@pytest.mark.aot_tpu
+def test_as_many_bytes_of_one_head_are_compiled() -> None:
+    case = Cache(sequences=4, places=32768, scattered=True)  # too few sequences for the devices: heads are cut
+    mesh = jaxplan.target("tpu-v5p:2x2x2").mesh(model=8)
+    step = jaxplan.auto_shard(step_of(case), mesh, hardware="tpu-v5p", donate_argnums=0)
+    compiled = compiled_memory(step.lower(*arguments(case)).compile()).peak_bytes
+    plan = step.plan(*arguments(case))
+    assert round(compiled / (bytes_of(case) / 8)) == 3
+    assert plan.cost.peak_bytes == pytest.approx(compiled, rel=0.05)
 
 
 @pytest.mark.aot_tpu
