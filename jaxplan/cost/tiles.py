@@ -83,7 +83,9 @@ def device_bytes(
         dims = sorted(tiling)
         least = waste[:, dims][:, :, dims if len(dims) > 1 else range(rank)].min(axis=(1, 2))
     if isinstance(tiling, RowsOf) or tiling in ("rows", "table"):
-        in_rows = np.where(sizes[:, -1] > 1, waste[:, rank - 1, rank - 2], least)
+        # a dimension of which a device has one place lies wherever it pads nothing
+        second = np.where(sizes[:, :-1] > 1, np.arange(rank - 1), 0).max(axis=1)
+        in_rows = np.where(sizes[:, -1] > 1, waste[np.arange(len(places)), rank - 1, second], least)
         kept = np.full(len(places), tiling == "rows")
         if tiling == "table":
             kept = _kept_in_rows(waste, whole)

@@ -192,3 +192,13 @@ def test_gathered_rows_of_one_column_are_not_padded_to_lanes() -> None:
     rows, columns = (np.array([[place]], np.int8) for place in (0, 1))
     assert device_bytes(scores, columns, (("data", 8),), "tpu", "rows") == 400_000 * 4
     assert device_bytes(scores, rows, (("data", 8),), "tpu", "rows") == 50_000 * 128 * 4
+
+
+def test_rows_of_one_head_are_not_padded_to_several() -> None:
+    """A cache of bf16[4, 16384, 8, 128] whose heads lie on eight devices took 16.8 MB of each, not 33.6 (v5e)."""
+    heads = Value(index=0, shape=(4, 16384, 8, 128), dtype="bfloat16", item_bytes=2.0, name="cache")
+    one = Value(index=1, shape=(4, 16384, 1, 128), dtype="bfloat16", item_bytes=2.0, name="cache")
+    cut, whole = (np.array([[place]], np.int8) for place in (2, -1))
+    for cache, layout in ((heads, cut), (one, whole)):
+        assert device_bytes(cache, layout, (("model", 8),), "tpu", "rows") == 4 * 16384 * 128 * 2
+    assert device_bytes(heads, whole, (("model", 8),), "tpu", "rows") == 4 * 16384 * 8 * 128 * 2
