@@ -37,6 +37,9 @@ from .tiles import device_bytes, local_sizes
 
 _LANES, _WORD = 128, 4
 
+_RANK = 3
+"""Dimensions of a cache at least: places, heads or sequences, and columns."""
+
 
 class TurnedCache(NamedTuple):
     """A carry that is an argument at first, the loop's operations, the dimension that is written along, None where each
@@ -55,9 +58,8 @@ def turned_caches(graph: Graph) -> Iterator[TurnedCache]:
         if op.primitive != "carry_init" or op.operands[0] not in given:
             continue
         carry, loop = op.results[0], graph.loop_after(op.index)
-        written = [graph.ops[r] for r, place in uses[carry] if place == 0]
-        updates = [op for op in written if op.primitive == "dynamic_update_slice" or op.primitive.startswith("scatter")]
-        if loop is None or len(updates) != 1:
+        updates = [graph.ops[r] for r, place in uses[carry] if place == 0 and _updates(graph.ops[r])]
+        if loop is None or len(updates) != 1 or len(graph.values[carry].shape) < _RANK:
             continue
         (update,) = updates
         if update.primitive != "dynamic_update_slice":
@@ -72,6 +74,10 @@ def turned_caches(graph: Graph) -> Iterator[TurnedCache]:
         products = [(graph.ops[r], place) for r, place in read if graph.ops[r].primitive == "dot_general"]
         if products:
             yield TurnedCache(carry, loop, along[0], _batches(graph, *products[0]))
+
+
+def _updates(op: Op) -> bool:
+    return op.primitive == "dynamic_update_slice" or op.primitive.startswith("scatter")
 
 
 def _batches(graph: Graph, product: Op, place: int) -> tuple[int, ...]:

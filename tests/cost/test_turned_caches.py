@@ -122,6 +122,19 @@ def test_caches_are_turned_for_their_readers(case: Cache) -> None:
         assert (one.start, one.stop) == (crossing.times[loop.start], crossing.times[loop.stop - 1] + 1)
 
 
+def test_a_vector_that_a_loop_fills_is_no_cache() -> None:
+    def step(filled: jax.Array, weights: jax.Array) -> jax.Array:
+        def body(filled: jax.Array, i: jax.Array) -> Any:
+            return jax.lax.dynamic_update_slice(filled, jnp.tanh(weights[0] @ filled)[None], (i,)), None
+
+        return jax.lax.scan(body, filled, jnp.arange(8))[0]
+
+    arguments = jax.ShapeDtypeStruct((8,), jnp.float32), jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    graph = trace(step, arguments, {}).graph
+    assert any(op.primitive == "dynamic_update_slice" for op in graph.ops)
+    assert not traffic(graph, graph_rules(graph), "tpu").caches
+
+
 @pytest.mark.parametrize(("columns", "times"), [(128, 2), (64, 4)])
 @pytest.mark.parametrize("cut", [True, False])
 def test_one_head_a_device_is_padded_to_a_word_where_each_sequence_has_a_place(
