@@ -238,6 +238,10 @@ PLACES_ARE_LENT = jax.__version_info__ < (0, 11)
 """Whether XLA for TPU puts buffers where arguments were copied out: libtpu 0.0.42.1 of jax 0.10.2 does, 0.0.50.1 of
 0.12.0.1 doesn't; that of 0.11 was not tried, and not to lend is on the safe side."""
 
+HEADS_ARE_PADDED = jax.__version_info__ < (0, 12)
+"""Whether XLA for TPU writes into caches of one head in tiles that pad it: libtpu 0.0.42.1 does, 0.0.50.1 doesn't; that
+of 0.11 was not tried, and to count them is on the safe side."""
+
 
 def primitive_names() -> frozenset[str]:
     """The names of all primitives in the modules of jax that are loaded; what a new jax adds is among them.

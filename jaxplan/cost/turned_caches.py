@@ -16,7 +16,7 @@ What is scattered, each sequence at a place of its own, is written where it lies
 into a cache whose heads are cut to one a device: XLA writes it in a loop of its own, in tiles of heads by columns, 4
 bytes for the one head in each of 128 columns: twice what bf16[4, 16384, 1, 128] has as an argument, four times what 64
 columns have (not so f32, which fills them, `cache.at[rows, places].set`, heads that are one to begin with, a single
-token).
+token; nor libtpu 0.0.50.1: `HEADS_ARE_PADDED`).
 
 Decoding of 16 tokens by four layers, 1 to 16 heads of keys, 64 to 256 columns, 1 to 8 sequences a device, f32 and bf16,
 heads before and behind places (jax 0.10.2, libtpu 0.0.42.1, v5p, some on v5e and v6e, 2026-11-27), and a Gemma 3.
@@ -30,6 +30,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .._jax import HEADS_ARE_PADDED
 from ..ir import Graph, Op
 from ..sharding import MeshAxes
 from .converted_weights import Converted
@@ -63,7 +64,7 @@ def turned_caches(graph: Graph) -> Iterator[TurnedCache]:
             continue
         (update,) = updates
         if update.primitive != "dynamic_update_slice":
-            if update.params["dimension_numbers"].operand_batching_dims:
+            if HEADS_ARE_PADDED and update.params["dimension_numbers"].operand_batching_dims:
                 yield TurnedCache(carry, loop, None, ())
             continue
         whole, part = (graph.values[v].shape for v in update.operands[:2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any, NamedTuple
 
 import jax
@@ -10,11 +11,15 @@ import numpy as np
 import pytest
 
 import jaxplan
+from jaxplan._jax import HEADS_ARE_PADDED
 from jaxplan.cost import traffic
 from jaxplan.cost.turned_caches import turned_for_loops
 from jaxplan.ir import trace
 from jaxplan.lowering import compiled_memory
 from jaxplan.sharding import NONE, graph_rules
+
+# its front door hides the module behind the function of the same name
+TURNED_CACHES = importlib.import_module("jaxplan.cost.turned_caches")
 
 DIM, LAYERS, TOKENS = 256, 2, 4
 
@@ -138,8 +143,9 @@ def test_a_vector_that_a_loop_fills_is_no_cache() -> None:
 @pytest.mark.parametrize(("columns", "times"), [(128, 2), (64, 4)])
 @pytest.mark.parametrize("cut", [True, False])
 def test_one_head_a_device_is_padded_to_a_word_where_each_sequence_has_a_place(
-    columns: int, times: int, cut: bool
+    columns: int, times: int, cut: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(TURNED_CACHES, "HEADS_ARE_PADDED", True)
     case = Cache(columns=columns, scattered=True)
     traced = trace(step_of(case), arguments(case), {})
     crossing = traffic(traced.graph, graph_rules(traced.graph), "tpu")
@@ -158,7 +164,7 @@ def test_as_many_bytes_of_one_head_are_compiled() -> None:
     step = jaxplan.auto_shard(step_of(case), mesh, hardware="tpu-v5p", donate_argnums=0)
     compiled = compiled_memory(step.lower(*arguments(case)).compile()).peak_bytes
     plan = step.plan(*arguments(case))
-    assert round(compiled / (bytes_of(case) / 8)) == 3
+    assert round(compiled / (bytes_of(case) / 8)) == (3 if HEADS_ARE_PADDED else 1)
     assert plan.cost.peak_bytes == pytest.approx(compiled, rel=0.05)
 
 
