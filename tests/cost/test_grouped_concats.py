@@ -106,7 +106,7 @@ def test_nothing_is_written_of_others(case: Decoder) -> None:
     assert bool(written(case)) == (alike and not straddled)
 
 
-@pytest.mark.aot_tpu
+@pytest.mark.aot_broad
 @pytest.mark.parametrize("trained", [True, False])
 def test_as_much_is_compiled(trained: bool) -> None:
     case = Decoder(pixels=128, trained=trained, layers=3)

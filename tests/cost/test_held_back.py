@@ -251,7 +251,7 @@ def test_gradients_of_a_weight_that_is_used_several_times_wait_for_the_last_on_t
     assert awaited_sums(graph, range(len(graph.ops)), pending)[made[0].results[0]] == made[0].index + 1
 
 
-@pytest.mark.aot_tpu
+@pytest.mark.aot_broad
 def test_as_many_gradients_wait_as_are_compiled() -> None:
     layers, rows = 12, 8192
     mesh = jaxplan.target("tpu-v5e:2x4").mesh(data=8)
