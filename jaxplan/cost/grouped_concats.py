@@ -28,9 +28,7 @@ import numpy as np
 from ..ir import Graph, Op
 from ..sharding import ELEMENTWISE, MeshAxes
 from .converted_weights import Converted
-from .tiles import local_sizes
-
-_LANES, _SUBLANES = 128, 8
+from .tiles import local_sizes, padding
 
 
 class Grouped(NamedTuple):
@@ -99,21 +97,22 @@ def written_in_groups(
         whole, value = graph.ops[one.concatenated].results[0], graph.ops[one.grouped].results[0]
         if (row := values.get(value)) is None:
             continue
-        narrow, wide = (int(graph.values[v].item_bytes) for v in (whole, value))
-        sizes = [int(size) for size in local_sizes(graph.values[value].shape, row[None], axes)[0]]
-        *_, pixels, groups, channels = sizes
-        turned = pixels > channels
-        lanes, sublanes = (pixels, channels) if turned else (channels, groups)
-        elements = math.prod(sizes) // lanes * _up(lanes, _LANES)
+        sizes = local_sizes(graph.values[value].shape, row[None], axes)
+        pixels, groups, channels = range(sizes.shape[1] - 3, sizes.shape[1])
+        turned = bool(sizes[0, pixels] > sizes[0, channels])
+        lanes, rows = (pixels, channels) if turned else (channels, groups)
+        plain = math.ceil(sizes.prod() * graph.values[value].item_bytes)
+        wide, parts = (_in_tiles(sizes, graph.values[v].item_bytes, lanes, rows) for v in (value, whole))
         start, done, until = times[one.concatenated], times[one.normalised] + 1, needed[one.grouped]
-        yield Converted(start, done, elements // sublanes * _up(sublanes, _SUBLANES) * wide, value)
+        yield Converted(start, done, wide, value)
         if one.kept:
-            yield Converted(done - 1, until, math.prod(sizes) * wide, value)
+            yield Converted(done - 1, until, plain, value)
         if turned or one.kept:
-            yield Converted(start, until if one.kept else times[one.grouped] + 1, elements * narrow, whole)
+            yield Converted(start, until if one.kept else times[one.grouped] + 1, parts, whole)
         if turned and not one.kept:
-            yield Converted(done - 1, done + 1, elements * narrow, whole)
+            yield Converted(done - 1, done + 1, parts, whole)
 
 
-def _up(size: int, to: int) -> int:
-    return -(-size // to) * to
+def _in_tiles(sizes: np.ndarray, item_bytes: float, lanes: int, rows: int) -> int:
+    """Bytes of a part of these sizes with one dimension in lanes and another in rows."""
+    return math.ceil(sizes.prod() * item_bytes * padding(sizes, item_bytes)[0, lanes, rows])

@@ -33,7 +33,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 import numpy as np
 
-from ..ir import Graph, Op
+from ..ir import SUMS, Graph, Op
 from ..sharding import UNREDUCED, MeshAxes, Step, reshard_steps
 from .collectives import most_combined_bytes
 from .tiles import device_bytes
@@ -42,8 +42,6 @@ PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 
 _SAME_SUM = frozenset({"convert_element_type", "reduce_sum", "reshape", "rev", "transpose"})
 """What a gradient goes through before it is summed."""
-
-_ADDS = frozenset({"add", "add_any"})
 
 _USES = 3
 """Of a weight, from which on its gradients wait for the last of them on TPU, see the module."""
@@ -172,7 +170,7 @@ def awaited_sums(graph: Graph, times: Sequence[int], size_of: Callable[[int], in
     until = {value: times[made[together[-1]]] + 1 for together in groups for value in together}
     for together in _added_up(last, held, size_of):
         end = max(times[made[value]] for value in together) + 1
-        until.update((value, max(end, until[value])) for value in together if value in until)
+        until.update((value, max(end, until[value])) for value in together)
     for op in last:
         if op.primitive in _SAME_SUM and op.operands[0] in until:
             until.update((v, until[op.operands[0]]) for v in op.results if v not in needed)
@@ -185,7 +183,7 @@ def _added_up(last: Sequence[Op], held: Collection[int], size_of: Callable[[int]
     for op in last:
         if op.primitive in _SAME_SUM and op.operands[0] in parts:
             parts.update(dict.fromkeys(op.results, parts[op.operands[0]]))
-        elif op.primitive in _ADDS and not size_of(op.results[0]):
+        elif op.primitive in SUMS and not size_of(op.results[0]):
             both = tuple(value for operand in op.operands for value in parts.get(operand, ()))
             if both:
                 parts[op.results[0]] = both

@@ -132,8 +132,8 @@ def twice_in_memory(
         narrow = one.shared and one.narrow and not written_out
         scores.append((made, softmax + 1, math.ceil(size / 2 if narrow else size)))
         late |= dict.fromkeys((one.scores, *graph.ops[one.subtracted].results), softmax)
-        read_with = [(-2, one.scalars * size), *((mask, size / _WIDE) for mask in one.masks)] if written_out else []
-        for what, bytes_ in read_with:
+        read_with = [("numbers", one.scalars * size), *((mask, size / _WIDE) for mask in one.masks)]
+        for what, bytes_ in read_with if written_out else ():
             key = (around[one.product], what, size)
             start, stop, most = beside.get(key, (made + 1, softmax + 1, 0))
             beside[key] = min(start, made + 1), max(stop, softmax + 1), max(most, math.ceil(bytes_))

@@ -19,7 +19,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ..ir import Graph, Op
+from ..ir import SUMS, Graph, Op
 from ..sharding import ELEMENTWISE
 
 _HANDED_ON = frozenset({"convert_element_type", "reshape", "slice", "squeeze"})
@@ -122,7 +122,7 @@ def added_onto(graph: Graph, producers: Sequence[int]) -> Iterator[tuple[int, in
     """(what is scattered into zeros, the sum that is its only reader): XLA for GPU scatters onto the other addend."""
     uses = graph.uses()
     for op in graph.ops:
-        if op.primitive in ("add", "add_any"):
+        if op.primitive in SUMS:
             for value in op.operands:
                 maker = graph.ops[producers[value]] if producers[value] >= 0 else None
                 if maker is not None and maker.primitive == "scatter-add" and len(uses[value]) == 1:

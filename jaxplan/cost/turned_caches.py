@@ -34,9 +34,11 @@ from .._jax import HEADS_ARE_PADDED
 from ..ir import Graph, Op
 from ..sharding import MeshAxes
 from .converted_weights import Converted
-from .tiles import device_bytes, local_sizes
+from .tiles import LANES, Tiling, device_bytes, local_sizes
+from .written import updates_part
 
-_LANES, _WORD = 128, 4
+_WORD = 4
+"""Bytes of an element that fills a tile of one row."""
 
 _RANK = 3
 """Dimensions of a cache at least: places, heads or sequences, and columns."""
@@ -59,7 +61,7 @@ def turned_caches(graph: Graph) -> Iterator[TurnedCache]:
         if op.primitive != "carry_init" or op.operands[0] not in given:
             continue
         carry, loop = op.results[0], graph.loop_after(op.index)
-        updates = [graph.ops[r] for r, place in uses[carry] if place == 0 and _updates(graph.ops[r])]
+        updates = [graph.ops[r] for r, place in uses[carry] if place == 0 and updates_part(graph.ops[r])]
         if loop is None or len(updates) != 1 or len(graph.values[carry].shape) < _RANK:
             continue
         (update,) = updates
@@ -75,10 +77,6 @@ def turned_caches(graph: Graph) -> Iterator[TurnedCache]:
         products = [(graph.ops[r], place) for r, place in read if graph.ops[r].primitive == "dot_general"]
         if products:
             yield TurnedCache(carry, loop, along[0], _batches(graph, *products[0]))
-
-
-def _updates(op: Op) -> bool:
-    return op.primitive == "dynamic_update_slice" or op.primitive.startswith("scatter")
 
 
 def _batches(graph: Graph, product: Op, place: int) -> tuple[int, ...]:
@@ -97,13 +95,14 @@ def turned_for_loops(
         if (row := values.get(one.carry)) is None:
             continue
         tensor = graph.values[one.carry]
-        *rows, heads, columns = sizes = [int(size) for size in local_sizes(tensor.shape, row[None], axes)[0]]
-        size = int(device_bytes(tensor, row[None], axes, "tpu")[0])
+        *_, heads, columns = sizes = local_sizes(tensor.shape, row[None], axes)[0].tolist()
+        tiling: Tiling = "any"
         if one.along is None:
             turned = heads == 1 < tensor.shape[-2] and tensor.item_bytes < _WORD
-            size = math.prod(rows) * -(-columns // _LANES) * _LANES * _WORD
+            tiling = frozenset((len(sizes) - 2, len(sizes) - 1))
         else:
             wanted = [d for d in one.batches if d > one.along] if one.batches else range(one.along)
-            turned = columns >= _LANES and any(sizes[d] > 1 for d in wanted)
+            turned = columns >= LANES and any(sizes[d] > 1 for d in wanted)
         if turned:
+            size = int(device_bytes(tensor, row[None], axes, "tpu", tiling)[0])
             yield Converted(times[one.loop[0]], times[one.loop[1] - 1] + 1, size, one.carry)

@@ -43,7 +43,7 @@ def written_in_loops(graph: Graph, stored: Sequence[bool]) -> Written:
     in_place = frozenset(
         op.results[0]
         for op in graph.ops
-        if _updates(op) and (op.results[0] in shared or settled.get(op.results[0]) == op.operands[0])
+        if updates_part(op) and (op.results[0] in shared or settled.get(op.results[0]) == op.operands[0])
     )
     return Written(shared, in_place, _spanned(graph))
 
@@ -82,7 +82,7 @@ def _shared(graph: Graph, stored: Sequence[bool]) -> dict[int, int]:
                 shared[carry] = init
             if (entered := graph.loop_after(op.index)) is not None:
                 loop_of[carry] = entered
-        elif _updates(op) and op.operands[0] in loop_of and op.results[0] not in returned:
+        elif updates_part(op) and op.operands[0] in loop_of and op.results[0] not in returned:
             buffer, result = op.operands[0], op.results[0]
             if is_last(op, buffer) and stored[result]:
                 shared[result] = buffer
@@ -95,7 +95,8 @@ def _ends(op: Op, value: int) -> bool:
     return op.primitive == "carry_next" and op.operands[1] == value and op.operands[0] != value
 
 
-def _updates(op: Op) -> bool:
+def updates_part(op: Op) -> bool:
+    """Whether an operation makes its first operand with a part of it written."""
     return op.primitive == "dynamic_update_slice" or op.primitive.startswith("scatter")
 
 

@@ -129,11 +129,12 @@ def compile_for(lowered: jax.stages.Lowered, mesh: Mesh, options: Mapping[str, s
     Raises:
       jax.errors.JaxRuntimeError: the compiler refuses the program.
     """
-    told = compiler_options(mesh) | dict(options or {})
+    own = compiler_options(mesh)
+    told = own | dict(options or {})
     try:
         return lowered.compile(compiler_options=told)
     except jax.errors.JaxRuntimeError as refused:
-        if _NO_TILES not in str(refused) or not compiler_options(mesh):
+        if _NO_TILES not in str(refused) or not own:
             raise
     return lowered.compile(compiler_options=told | _ALL_CUBLAS)
 
