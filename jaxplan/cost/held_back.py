@@ -4,6 +4,9 @@ Nothing but the end of the step wants them, and XLA's latency-hiding scheduler, 
 the first, places them between the starts and ends of their sums: after all of the backward pass, one beside each sum.
 They keep their operands till then, so that the activations and gradients of every layer are there at once.
 
+It has times of kernels for Hopper and Blackwell alone (see `hardware.xla_times`); what GPUs before them run stays where
+the program has it.  Where blocks are computed again, see `latency_hiding`.
+
 What was compiled for eight H100 by jax 0.10.2: the layers' gradients of MLPs of width 1024, 2048, 4096 and 8192 and of
 a GPT of four layers, not scanned, all run after the last product of the backward pass where they are all_reduced,
 whole or after a reduce_scatter; where they are only scattered, layers' gradients run with the backward pass.  A loop
@@ -215,8 +218,21 @@ def run_later(last: Sequence[Op], times: Sequence[int], until: Mapping[int, int]
 
 
 def behind_loops(graph: Graph) -> Sequence[Op]:
-    """The operations after the last loop."""
-    return graph.ops[max((loop.stop for loop in graph.loops), default=0) :]
+    """The operations after the last loop that holds a product or that one waits for."""
+    needed, start = set[int](), len(graph.ops)
+    loops = {loop.stop: loop for loop in graph.loops}
+    for op in reversed(graph.ops):
+        if (loop := loops.get(op.index + 1)) is not None:
+            inside = graph.ops[loop.start : loop.stop]
+            # what a loop hands on is what it began with, made before it
+            made = {v for one in inside for v in one.results}
+            made.update(v for one in inside if one.primitive == "carry_next" for v in one.operands)
+            if not needed.isdisjoint(made) or any(one.primitive in PRODUCTS for one in inside):
+                break
+        start = op.index
+        if op.primitive in PRODUCTS or not needed.isdisjoint(op.results):
+            needed.update(op.operands)
+    return graph.ops[start:]
 
 
 def last_products(last: Sequence[Op], wanted: Iterable[int]) -> tuple[set[int], set[int]]:

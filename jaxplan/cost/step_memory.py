@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..hardware import xla_times
 from ..ir import Graph, Op, lives_of
 from ..sharding import UNREDUCED, MeshAxes
 from .added_scores import kept_products
@@ -19,10 +20,10 @@ from .crossing import Traffic
 from .decompositions import decomposition_scratch
 from .dilated import transposed_for_kernels
 from .few_images import few_images, moved_pixels
-from .fillers import Fillers, fillers, is_recomputed
 from .grouped_concats import written_in_groups
 from .held_back import behind_loops, combined_sums, held_back, last_products, put_back, put_off
 from .invariants import Invariant
+from .latency_hiding import Fillers, fillers, is_recomputed
 from .memory import MemoryProfile, simulate_memory
 from .merged_products import kept_slices
 from .model import CostModel
@@ -68,10 +69,10 @@ def step_memory(
     times, stored = crossing.times, crossing.stored
     filled: Fillers | None = None
     behind: Behind | None = None
-    if model.profile.kind == "gpu":
+    if (scheduled_by := xla_times(model.profile)) is not None:
         last = behind_loops(graph)
         if seconds is not None and is_recomputed(graph, last):
-            filled = fillers(graph, axes, last, values, reads, seconds)
+            filled = fillers(graph, axes, last, stored, values, reads, seconds, scheduled_by)
             held = {index: at for index, at in filled.times.items() if not _is_written(graph.ops[index], stored)}
             times = put_back(last, times, stored, last_products(last, ())[1], held)
         else:
@@ -184,7 +185,7 @@ def _awaiting(
         if _is_written(op, stored) and (row := reads.get((index, 0))) is not None:
             yield index, at + 1, int(device_bytes(graph.values[op.operands[0]], row[None], axes, "gpu")[0])
     for index, until in filled.until.items():
-        made = max(times[index], filled.times[index]) + 1
+        made = max(times[index], filled.times.get(index, index)) + 1
         for value in graph.ops[index].results:
             if made < until and (row := values.get(value)) is not None:
                 yield made, until, int(device_bytes(graph.values[value], row[None], axes, "gpu")[0])

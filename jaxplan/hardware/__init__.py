@@ -20,3 +20,7 @@ from .topology import AxisLink as AxisLink
 from .topology import axis_links as axis_links
 from .topology import sums_are_whole as sums_are_whole
 from .topology import three_dimensional as three_dimensional
+from .xla_times import CONVOLUTION_S as CONVOLUTION_S
+from .xla_times import VIEW_S as VIEW_S
+from .xla_times import XlaTimes as XlaTimes
+from .xla_times import xla_times as xla_times

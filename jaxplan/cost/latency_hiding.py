@@ -1,0 +1,375 @@
+"""When XLA for GPU runs what only the end of a step wants.
+
+A weight's gradient is ready, as XLA's scheduler goes (see `scheduler`), as soon as the sum over devices that takes it
+has started.  It is taken beside collectives that the backward pass waits for, and where that has to wait for anything
+else, and keeps what it reads until then.  Behind the barrier of a block that is computed again everything waits for the
+gradient that comes in, the gathers of its weights too.  What gradients make lies there until its sum starts.
+
+A kernel is what is written to memory, with all before it that is not.  It is no kernel but a reshape that a product
+reads an operand through where that has several dimensions of a kind, and a part of a kernel's results where what it
+writes is summed up beside it.  How long a kernel lasts to XLA: see `hardware.xla_times`; the time of what moves memory
+alone is the cost model's.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ..hardware import CONVOLUTION_S, XlaTimes
+from ..ir import Graph, Op
+from ..sharding import UNREDUCED, MeshAxes, Step, reshard_steps
+from .collectives import most_combined_bytes
+from .held_back import PRODUCTS, last_products, result_bytes
+from .kernel_results import written_beside
+from .scheduler import Node, scheduled
+from .split_k import local_product
+
+_ENDS = PRODUCTS | {"scatter-add"}
+"""What the backward pass ends with."""
+
+
+class Fillers(NamedTuple):
+    """Operations whose results only the end wants: weights' gradients, and sums for those of biases and scales.
+
+    Attributes:
+      times: when each runs, as the index of an operation.
+      until: before which operation the collective starts that takes what it makes, if one does.
+    """
+
+    times: dict[int, int]
+    until: dict[int, int]
+
+
+def is_recomputed(graph: Graph, last: Sequence[Op]) -> bool:
+    """Whether any of these operations stands behind a barrier."""
+    behind = graph.behind()
+    return any(behind[op.index] for op in last)
+
+
+def fillers(
+    graph: Graph,
+    axes: MeshAxes,
+    last: Sequence[Op],
+    stored: Sequence[bool],
+    values: Mapping[int, np.ndarray],
+    reads: Mapping[tuple[int, int], np.ndarray],
+    seconds: Mapping[int, float],
+    times: XlaTimes,
+) -> Fillers:
+    """See the module.
+
+    Args:
+      last: the operations after the last loop.
+      stored: see `fusion.Traffic`.
+      values, reads: the layout row of every value where it is made, and of every operand as it is read.
+      seconds: of every operation.
+    """
+    kernels = _Kernels(graph, axes, last, stored, values, reads, seconds, times)
+    return kernels.found(scheduled(kernels.nodes()))
+
+
+class _Kernels:
+    """The kernels and collectives of a stretch of a program, up to the last product."""
+
+    def __init__(
+        self, graph: Graph, axes: MeshAxes, last: Sequence[Op], stored: Sequence[bool],
+        values: Mapping[int, np.ndarray], reads: Mapping[tuple[int, int], np.ndarray],
+        seconds: Mapping[int, float], times: XlaTimes,
+    ) -> None:  # fmt: skip
+        self.graph, self.axes, self.stored, self.times = graph, axes, stored, times
+        self.values, self.reads, self.seconds = values, reads, seconds
+        self.producers, self.behind = graph.producers(), graph.behind()
+        scattered = [v for op in last if op.primitive == "scatter-add" for v in op.operands]
+        self.held, self.needed = last_products(last, scattered)
+        self.late = self.held | _late_sums(graph, last, self.needed)
+        self.chained = self._chained(last, scattered)
+        self.end = max((op.index for op in last if op.primitive in _ENDS), default=-1)
+        self.first = last[0].index if last else 0
+        self.walked = walked = last
+        self.beside = written_beside(graph, walked, stored)
+        self.of_op: dict[int, Node] = {}
+        self.others: list[Node] = []
+        self.made_of: dict[int, tuple[Node, ...]] = {}
+        self.folded: dict[tuple[int, bool, int], Node] = {}
+        self.sent: dict[tuple[object, ...], Node] = {}
+        self.gathers: dict[tuple[object, ...], tuple[Node, float]] = {}
+        self.taken: dict[tuple[int, bytes], Node] = {}
+        self.sums: list[tuple[Node, Sequence[int]]] = []
+        self.entries: dict[tuple[int, ...], int] = {}
+        self.barriers: dict[tuple[int, ...], Node] = {}
+        self.entered = self._entered(walked)
+        self._sum(walked)
+        for op in walked:
+            self._read(op)
+        for start, makers in self.sums:
+            start.reads = _distinct(node for value in makers for node in self.made_of.get(value, ()))
+
+    def _entered(self, walked: Sequence[Op]) -> dict[tuple[int, ...], dict[int, None]]:
+        """What each block reads from outside."""
+        entered: dict[tuple[int, ...], dict[int, None]] = {}
+        for op in walked:
+            if frame := self.behind[op.index]:
+                first = self.entries.setdefault(frame, op.index)
+                within = entered.setdefault(frame, {})
+                within.update((v, None) for v in op.operands if self.producers[v] < first)
+        return entered
+
+    def _barrier(self, op: Op) -> Node | None:
+        """The one that an operation stands behind."""
+        frame = self.behind[op.index]
+        if not frame:
+            return None
+        if frame not in self.barriers:
+            node = Node(op.index - 0.5, is_view=True)
+            node.reads = _distinct(n for v in self.entered[frame] for n in self.made_of.get(v, ()))
+            self.barriers[frame] = node
+            self.others.append(node)
+        return self.barriers[frame]
+
+    def _read(self, op: Op) -> None:
+        barrier = self._barrier(op)
+        stands = any(self.stored[v] for v in op.results) or op.primitive in PRODUCTS
+        parts: list[Node] = []
+        for place, value in enumerate(op.operands):
+            outside = barrier is not None and self.producers[value] < self.entries[self.behind[op.index]]
+            sources = [barrier] if barrier is not None and outside else list(self.made_of.get(value, ()))
+            steps = self._steps(op, place)
+            if steps and (summed := self.taken.get((value, self.reads[op.index, place].tobytes()))) is not None:
+                sources = [summed]
+            elif steps and sources:
+                key = value, self.reads[op.index, place].tobytes(), self.behind[op.index] if outside else None
+                if key not in self.sent:
+                    self.sent[key] = self._collective(steps, sources, op.index)
+                sources = [self.sent[key]]
+            if op.primitive == "dot_general" and len(sources) == 1 and _is_folded(self.graph, op, place):
+                sources = [self._fold(value, _is_turned(op, place), sources[0])]
+            parts += sources
+        if not stands:
+            self.made_of.update(dict.fromkeys(op.results, tuple(_distinct(parts))))
+            return
+        node = self.of_op[op.index] = Node(float(op.index), op.index, self._lasts(op), _distinct(parts))
+        for value in op.results:
+            self.made_of[value] = (node,)
+            if value in self.beside:
+                part = Node(op.index + 0.1, reads=[node], is_view=True)
+                self.others.append(part)
+                self.made_of[value] = (part,)
+
+    def _steps(self, op: Op, place: int) -> tuple[Step, ...]:
+        value = op.operands[place]
+        made, row = self.values.get(value), self.reads.get((op.index, place))
+        if made is None or row is None:
+            return ()
+        return tuple(reshard_steps(made, row, self.graph.values[value].bytes, self.axes))
+
+    def _leads(self, op: Op) -> bool:
+        """Whether a product wants what `op` makes, or it is one."""
+        return op.primitive in PRODUCTS or not self.needed.isdisjoint(op.results)
+
+    def _fold(self, value: int, turned: bool, source: Node) -> Node:
+        key = value, turned, id(source)
+        if key not in self.folded:
+            self.folded[key] = Node(source.place + 0.2, reads=[source], is_view=True)
+            self.others.append(self.folded[key])
+        return self.folded[key]
+
+    def _lasts(self, op: Op) -> float:
+        if op.primitive not in PRODUCTS:
+            return self.seconds.get(op.index, 0.0)
+        rows = [self.reads.get((op.index, place)) for place in (0, 1)]
+        if op.primitive != "dot_general" or any(row is None for row in rows):
+            return CONVOLUTION_S
+        lhs, rhs = (row[None] for row in rows if row is not None)
+        product = local_product(self.graph, op, self.producers, lhs, rhs, self.axes)
+        if product is None:
+            return CONVOLUTION_S
+        sizes = [float(np.ravel(size)[0]) for size in (product.batch, product.m, product.n, product.k)]
+        operands, result = self.graph.values[op.operands[0]], self.graph.values[op.results[0]]
+        return self.times.product_s(sizes[0], sizes[1], sizes[2], sizes[3], operands.dtype, result.item_bytes)
+
+    def _collective(self, steps: Sequence[Step], sources: Sequence[Node], place: int) -> Node:
+        """The end of one; gathers over the same axes that are ready at the same time are combined."""
+        if len(steps) != 1 or steps[0].kind != "all_gather":
+            return self._pair(sum(map(self._sent_s, steps)), sources, place)
+        key = tuple(map(id, sources)), steps[0].axes
+        size = steps[0].bytes
+        if key in self.gathers and self.gathers[key][1] + size <= most_combined_bytes("all_gather", "gpu"):
+            end, so_far = self.gathers[key]
+            if end.start is not None:
+                end.start.latency_s = self._sent_s(steps[0], so_far)
+            self.gathers[key] = end, so_far + size
+            return end
+        end = self._pair(self._sent_s(steps[0]), sources, place)
+        self.gathers[key] = end, size
+        return end
+
+    def _pair(self, seconds: float, sources: Sequence[Node], place: float) -> Node:
+        start = Node(place - 0.3, reads=_distinct(sources), latency_s=seconds)
+        end = Node(place - 0.2, reads=[start], start=start)
+        self.others += start, end
+        return end
+
+    def _sent_s(self, step: Step, others: float = 0.0) -> float:
+        """Seconds of a collective, together with `others` bytes."""
+        sizes = dict(self.axes)
+        devices = math.prod(sizes[name] for name in step.axes)
+        return self.times.collective_s(step.kind, devices, step.bytes + others)
+
+    def _sum(self, walked: Sequence[Op]) -> None:
+        """The sums of what the end wants, as they are combined."""
+        found: dict[tuple[int, bytes], tuple[Step, ...]] = {}
+        for op in walked:
+            for place, value in enumerate(op.operands):
+                made = self.values.get(value)
+                if made is None or UNREDUCED not in made.tolist() or self.producers[value] < self.first:
+                    continue
+                if not self._leads(op) and (steps := self._steps(op, place)):
+                    found.setdefault((value, self.reads[op.index, place].tobytes()), steps)
+        alike: dict[tuple[object, ...], list[tuple[int, bytes]]] = {}
+        for key, steps in found.items():
+            alike.setdefault(tuple((step.kind, step.axes) for step in steps), []).append(key)
+        for members in alike.values():
+            together: list[tuple[int, bytes]] = []
+            so_far = 0.0
+            for key in sorted(members, key=lambda key: self.producers[key[0]]):
+                first = found[key][0]
+                size = result_bytes(first, self.axes) if first.kind == "reduce_scatter" else first.bytes
+                if together and so_far + size > most_combined_bytes(first.kind, "gpu"):
+                    self._summed(together, found)
+                    together, so_far = [], 0.0
+                together.append(key)
+                so_far += size
+            self._summed(together, found)
+
+    def _summed(self, keys: Sequence[tuple[int, bytes]], found: Mapping[tuple[int, bytes], tuple[Step, ...]]) -> None:
+        every = zip(*(found[key] for key in keys), strict=True)
+        seconds = sum(self._sent_s(alike[0], sum(step.bytes for step in alike[1:])) for alike in every)
+        end = self._pair(seconds, (), max(self.producers[value] for value, _ in keys) + 0.7)
+        self.taken.update(dict.fromkeys(keys, end))
+        if end.start is not None:
+            self.sums.append((end.start, [value for value, _ in keys]))
+
+    def nodes(self) -> list[Node]:
+        """All of them, each behind what it reads."""
+        order: list[Node] = []
+        met, above = set[Node](), set[Node]()
+        for last in sorted([*self.of_op.values(), *self.others], key=lambda node: node.place):
+            walk = [] if last in met else [_entered(last, met, above)]
+            while walk:
+                node, waits = walk[-1]
+                before = next(waits, None)
+                if before is None:
+                    walk.pop()
+                    if node in above:
+                        above.discard(node)
+                        order.append(node)
+                elif before in above:  # sums that are combined and that one of them waits for are not
+                    node.reads.remove(before)
+                elif before not in met:
+                    walk.append(_entered(before, met, above))
+        return order
+
+    def found(self, order: Sequence[Node]) -> Fillers:
+        """When they run, where `order` goes from the first to the last.
+
+        Later than they stand by as many operations of the backward pass as have run since what they read was there, for
+        the backward passes of several parts need not run in the program's order.
+        """
+        chain = [op.index for op in self.walked if op.index in self.of_op and op.index in self.chained]
+        passed = 0
+        ran: dict[Node, int] = {}
+        times: dict[int, int] = {}
+        until: dict[int, int] = {}
+        for node in order:
+            ran[node] = passed
+            if node.op < 0:
+                continue
+            op = self.graph.ops[node.op]
+            if self._is_late(op) and node.reads:
+                last = max(self._chain_behind(node), key=lambda before: (ran[before], before.place), default=node)
+                stands = bisect.bisect_left(chain, node.op)
+                waited = passed - ran[last] - (stands - bisect.bisect_left(chain, last.place))
+                times[node.op] = chain[min(stands + waited, len(chain)) - 1] + 1 if waited > 0 else node.op
+            passed += node.op in self.chained
+        for start, made in self.sums:
+            at = chain[ran[start] - 1] + 1 if ran[start] else 0
+            makers = (self.producers[value] for value in made if self.producers[value] in self.of_op)
+            until |= {maker: max(at, times.get(maker, maker)) for maker in makers}
+        return Fillers(times, until)
+
+    def _chained(self, last: Sequence[Op], wanted: Iterable[int]) -> set[int]:
+        """Operations that the backward pass goes on with."""
+        needed, found = set(wanted), set[int]()
+        for op in reversed(last):
+            goes_on = op.primitive in PRODUCTS and self.held.isdisjoint(op.results)
+            if goes_on or not needed.isdisjoint(op.results):
+                needed.update(op.operands)
+                found.add(op.index)
+        return found
+
+    def _chain_behind(self, node: Node) -> Iterator[Node]:
+        """What has to have run of the backward pass before `node` can."""
+        met, ahead = set[Node](), [*node.reads]
+        while ahead:
+            before = ahead.pop()
+            if before in met:
+                continue
+            met.add(before)
+            if before.op >= 0:
+                goes_on = before.op not in self.chained
+            else:
+                goes_on = before.is_view and len(before.reads) == 1
+            if goes_on:
+                ahead += before.reads
+            else:
+                yield before
+
+    def _is_late(self, op: Op) -> bool:
+        """Whether only the end wants what an operation makes, and no other kernel makes it beside its own."""
+        return op.index <= self.end and not self.late.isdisjoint(op.results)
+
+
+def _late_sums(graph: Graph, last: Sequence[Op], needed: set[int]) -> set[int]:
+    """Sums that only the end wants, a bias' or a scale's gradients, and that no other kernel makes beside its own.
+
+    One kernel makes several sums of an array, but none along rows beside others: a block's normalisations over the last
+    dimension leave those of their scales alone, batch and group normalisations do not.
+    """
+    behind = graph.behind()
+    beside, sums = set[tuple[int, ...]](), list[Op]()
+    for op in last:
+        if op.primitive.startswith("reduce_") and "axes" in op.params:
+            if not needed.isdisjoint(op.results):
+                if tuple(op.params["axes"]) != (len(graph.values[op.operands[0]].shape) - 1,):
+                    beside.add(behind[op.index])
+            elif op.primitive == "reduce_sum" and graph.values[op.results[0]].shape:
+                sums.append(op)
+    return {op.results[0] for op in sums if behind[op.index] not in beside}
+
+
+def _entered(node: Node, met: set[Node], above: set[Node]) -> tuple[Node, Iterator[Node]]:
+    met.add(node)
+    above.add(node)
+    return node, iter(list(node.reads))
+
+
+def _distinct(nodes: Iterable[Node]) -> list[Node]:
+    return list(dict.fromkeys(nodes))
+
+
+def _is_folded(graph: Graph, op: Op, place: int) -> bool:
+    """Whether a product reads an operand in other dimensions than it has: XLA's have one of a kind."""
+    summed, batch = op.params["dimension_numbers"]
+    others = len(graph.values[op.operands[place]].shape) - len(summed[place]) - len(batch[place])
+    return len(summed[place]) > 1 or len(batch[place]) > 1 or others > 1
+
+
+def _is_turned(op: Op, place: int) -> bool:
+    """Whether a product reads an operand turned round: XLA sums the first one's last dimension, the other's first."""
+    summed = op.params["dimension_numbers"][0][place]
+    return (0 in summed) == (place == 0)

