@@ -8,7 +8,7 @@ xla/service/latency_hiding_scheduler.cc, with what xla/service/gpu/gpu_hlo_sched
 - what need not wait, before the start of a collective that isn't covered yet, and before what stands behind a reshape,
   for a microsecond;
 - the start of a covered one that another collective waits for; with no other collective before it it comes last of all;
-- what the longest chain of collectives leads to (its async depth, in seconds);
+- what the longest chain of collectives leads to (its async depth, in seconds), kernels before starts here;
 - beside a collective that isn't covered, what lasts as long as is left of it, or closest to that;
 - what reads a collective's result, then what makes more operations ready, then the last one.
 
@@ -126,10 +126,7 @@ class _Ready:
         alike = self.of_depth[self.depths[0]] if self.depths else []
         start = min(self.starts, key=lambda node: node.ready_s, default=None)
         if start is not None and start.ready_s <= now:
-            deep = _depth(start)
-            if self.ends or not alike or deep < self.depths[0]:
-                return self._started(start)
-            if deep == self.depths[0] < 0 and max(_rank(node, None) for node in alike) < _rank(start, None):
+            if self.ends or not alike or _depth(start) < self.depths[0]:
                 return self._started(start)
         if alike:
             left = start.ready_s - now if start is not None and start.ready_s > now else None
