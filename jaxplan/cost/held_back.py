@@ -219,6 +219,8 @@ def run_later(last: Sequence[Op], times: Sequence[int], until: Mapping[int, int]
 
 def behind_loops(graph: Graph) -> Sequence[Op]:
     """The operations after the last loop that holds a product or that one waits for."""
+    if not graph.loops:
+        return graph.ops
     needed, start = set[int](), len(graph.ops)
     loops = {loop.stop: loop for loop in graph.loops}
     for op in reversed(graph.ops):

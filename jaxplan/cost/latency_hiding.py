@@ -6,9 +6,9 @@ else, and keeps what it reads until then.  Behind the barrier of a block that is
 gradient that comes in, the gathers of its weights too.  What gradients make lies there until its sum starts.
 
 A kernel is what is written to memory, with all before it that is not.  It is no kernel but a reshape that a product
-reads an operand through where that has several dimensions of a kind, and a part of a kernel's results where what it
-writes is summed up beside it.  How long a kernel lasts to XLA: see `hardware.xla_times`; the time of what moves memory
-alone is the cost model's.
+reads an operand through where that has several dimensions of a kind, and a part of a kernel's results where it writes
+others beside it (see `kernel_results`).  How long a kernel lasts to XLA: see `hardware.xla_times`; the time of what
+moves memory alone is the cost model's.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def fillers(
 
 
 class _Kernels:
-    """The kernels and collectives of a stretch of a program, up to the last product."""
+    """The kernels and collectives of a stretch of a program."""
 
     def __init__(
         self, graph: Graph, axes: MeshAxes, last: Sequence[Op], stored: Sequence[bool],
@@ -90,29 +90,29 @@ class _Kernels:
         self.chained = self._chained(last, scattered)
         self.end = max((op.index for op in last if op.primitive in _ENDS), default=-1)
         self.first = last[0].index if last else 0
-        self.walked = walked = last
-        self.beside = written_beside(graph, walked, stored)
+        self.walked = last
+        self.beside = written_beside(graph, last, stored)
         self.of_op: dict[int, Node] = {}
         self.others: list[Node] = []
         self.made_of: dict[int, tuple[Node, ...]] = {}
         self.folded: dict[tuple[int, bool, int], Node] = {}
         self.sent: dict[tuple[object, ...], Node] = {}
-        self.gathers: dict[tuple[object, ...], tuple[Node, float]] = {}
+        self.gathers: dict[tuple[object, ...], tuple[Node, Node, float]] = {}
         self.taken: dict[tuple[int, bytes], Node] = {}
         self.sums: list[tuple[Node, Sequence[int]]] = []
         self.entries: dict[tuple[int, ...], int] = {}
         self.barriers: dict[tuple[int, ...], Node] = {}
-        self.entered = self._entered(walked)
-        self._sum(walked)
-        for op in walked:
+        self.entered = self._entered()
+        self._sum()
+        for op in last:
             self._read(op)
         for start, makers in self.sums:
             start.reads = _distinct(node for value in makers for node in self.made_of.get(value, ()))
 
-    def _entered(self, walked: Sequence[Op]) -> dict[tuple[int, ...], dict[int, None]]:
+    def _entered(self) -> dict[tuple[int, ...], dict[int, None]]:
         """What each block reads from outside."""
         entered: dict[tuple[int, ...], dict[int, None]] = {}
-        for op in walked:
+        for op in self.walked:
             if frame := self.behind[op.index]:
                 first = self.entries.setdefault(frame, op.index)
                 within = entered.setdefault(frame, {})
@@ -195,24 +195,24 @@ class _Kernels:
     def _collective(self, steps: Sequence[Step], sources: Sequence[Node], place: int) -> Node:
         """The end of one; gathers over the same axes that are ready at the same time are combined."""
         if len(steps) != 1 or steps[0].kind != "all_gather":
-            return self._pair(sum(map(self._sent_s, steps)), sources, place)
+            return self._pair(sum(map(self._sent_s, steps)), sources, place)[1]
         key = tuple(map(id, sources)), steps[0].axes
         size = steps[0].bytes
-        if key in self.gathers and self.gathers[key][1] + size <= most_combined_bytes("all_gather", "gpu"):
-            end, so_far = self.gathers[key]
-            if end.start is not None:
-                end.start.latency_s = self._sent_s(steps[0], so_far)
-            self.gathers[key] = end, so_far + size
-            return end
-        end = self._pair(self._sent_s(steps[0]), sources, place)
-        self.gathers[key] = end, size
+        if key in self.gathers and self.gathers[key][2] + size <= most_combined_bytes("all_gather", "gpu"):
+            start, end, so_far = self.gathers[key]
+            start.latency_s = self._sent_s(steps[0], so_far)
+        else:
+            start, end = self._pair(self._sent_s(steps[0]), sources, place)
+            so_far = 0.0
+        self.gathers[key] = start, end, so_far + size
         return end
 
-    def _pair(self, seconds: float, sources: Sequence[Node], place: float) -> Node:
+    def _pair(self, seconds: float, sources: Sequence[Node], place: float) -> tuple[Node, Node]:
+        """The start and the end of a collective."""
         start = Node(place - 0.3, reads=_distinct(sources), latency_s=seconds)
         end = Node(place - 0.2, reads=[start], start=start)
         self.others += start, end
-        return end
+        return start, end
 
     def _sent_s(self, step: Step, others: float = 0.0) -> float:
         """Seconds of a collective, together with `others` bytes."""
@@ -220,10 +220,10 @@ class _Kernels:
         devices = math.prod(sizes[name] for name in step.axes)
         return self.times.collective_s(step.kind, devices, step.bytes + others)
 
-    def _sum(self, walked: Sequence[Op]) -> None:
+    def _sum(self) -> None:
         """The sums of what the end wants, as they are combined."""
         found: dict[tuple[int, bytes], tuple[Step, ...]] = {}
-        for op in walked:
+        for op in self.walked:
             for place, value in enumerate(op.operands):
                 made = self.values.get(value)
                 if made is None or UNREDUCED not in made.tolist() or self.producers[value] < self.first:
@@ -249,10 +249,9 @@ class _Kernels:
     def _summed(self, keys: Sequence[tuple[int, bytes]], found: Mapping[tuple[int, bytes], tuple[Step, ...]]) -> None:
         every = zip(*(found[key] for key in keys), strict=True)
         seconds = sum(self._sent_s(alike[0], sum(step.bytes for step in alike[1:])) for alike in every)
-        end = self._pair(seconds, (), max(self.producers[value] for value, _ in keys) + 0.7)
+        start, end = self._pair(seconds, (), max(self.producers[value] for value, _ in keys) + 0.7)
         self.taken.update(dict.fromkeys(keys, end))
-        if end.start is not None:
-            self.sums.append((end.start, [value for value, _ in keys]))
+        self.sums.append((start, [value for value, _ in keys]))
 
     def nodes(self) -> list[Node]:
         """All of them, each behind what it reads."""
