@@ -15,6 +15,7 @@ from .few_images import Spread
 from .fills import Fill
 from .grouped_concats import Grouped, grouped_concats
 from .images import Lanes
+from .indices import Prepared, prepared
 from .invariants import Invariant
 from .merged_products import Merging
 from .on_chip import Resident
@@ -102,6 +103,11 @@ class Traffic:
     def grouped(self) -> tuple[Grouped, ...]:
         """See `grouped_concats`."""
         return tuple(grouped_concats(self.graph))
+
+    @functools.cached_property
+    def indices(self) -> tuple[Prepared, ...]:
+        """See `indices.prepared`."""
+        return tuple(prepared(self.graph, self.producers))
 
     @functools.cached_property
     def caches(self) -> tuple[TurnedCache, ...]:

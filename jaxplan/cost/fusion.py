@@ -60,7 +60,7 @@ from .residency import (
 from .row_sums import row_sums
 from .scores import exponentiated, made_at_once, makes_scores, masks_capped
 from .scores_twice import scores_twice
-from .selections import added_onto, gathered_from, wide_copies
+from .selections import added_onto, wide_copies
 from .shared_gathers import added_in_memory
 from .shared_operands import shared_operands
 from .siblings import beside_sums
@@ -158,9 +158,8 @@ class _Kernels:
             kind = self.kinds[op.index]
             closed = kind == "heavy" and not self._open(op)
             whole: list[int] = []
-            if op.primitive == "gather" and kind == "heavy":
-                whole += [gathered_from(self.graph, self.producers, v) if tpu else v for v in op.operands]
-            elif (closed and op.primitive != "dot_general") or op.primitive == "scan_slice":
+            gathers = op.primitive == "gather" and (kind == "heavy" or tpu)
+            if gathers or (closed and op.primitive != "dot_general") or op.primitive == "scan_slice":
                 whole += read_whole(self.platform, self.graph, self.kinds, self.producers, self.source, op)
             if closed or kind == "reduction":
                 whole += op.results

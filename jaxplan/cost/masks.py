@@ -37,8 +37,9 @@ from collections.abc import Iterator, Sequence
 
 from ..ir import Graph, Op, Value
 from ..sharding import Rule
+from .indices import adds_gathered, gathered_for_sums, unviewed
 from .residency import unmoved
-from .selections import is_selection
+from .selections import gathered_from, is_selection
 from .sorting import selected_from, selects
 
 DEAR = frozenset({"tanh", "erf", "erfc"})
@@ -63,11 +64,11 @@ def is_hash(graph: Graph, op: Op) -> bool:
 def fused_on(platform: str, graph: Graph, op: Op) -> bool:
     """Whether XLA for a platform fuses an operation that is neither elementwise nor movement.
 
-    On TPU what hashes keys, and what adds to one element of each row; on GPU gathers (a graph attention network's
-    messages are gathered, weighed and added in one kernel, H100, jax 0.10.2).
+    On TPU what hashes keys, what adds to one element of each row, and some gathers (`indices`); on GPU gathers (a graph
+    attention network's messages are gathered, weighed and added in one kernel, H100, jax 0.10.2).
     """
-    if platform == "gpu":
-        return op.primitive == "gather"
+    if op.primitive == "gather":
+        return platform == "gpu" or (platform == "tpu" and gathered_for_sums(graph, op))
     return platform == "tpu" and (is_hash(graph, op) or is_selection(graph, op))
 
 
@@ -81,12 +82,20 @@ def read_whole(
 
     XLA for GPU computes what a scatter adds in the scatter's kernel: rows gathered for two million edges of a graph
     network and added up at others are in no buffer; and so what is pooled, here and for the gradient, of what that is
-    elementwise made of (VGG-16's relus; H100, jax 0.10.2).  For a TPU's `top_k` see `sorting`.
+    elementwise made of (VGG-16's relus; H100, jax 0.10.2).  For a TPU's `top_k` see `sorting`, for its
+    indices `indices`.
     """
     if platform == "gpu" and op.primitive in _POOLINGS:
         return ()
     if selects(graph, op, platform):
         return [selected_from(graph, kinds, producers, source, op.operands[0])]
+    if platform == "tpu" and (op.primitive == "gather" or op.primitive.startswith("scatter")):
+        table, indices, *others = op.operands
+        if op.primitive == "gather":
+            table = gathered_from(graph, producers, table)
+        elif op.primitive == "scatter-add" and adds_gathered(graph, producers, kinds, op):
+            others = []
+        return [table, unviewed(graph, producers, indices), *others]
     return op.operands[:1] if platform == "gpu" and op.primitive == "scatter-add" else op.operands
 
 

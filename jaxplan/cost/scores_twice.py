@@ -14,14 +14,16 @@ next kernel reads them and writes the argument beside them:
   keys, as wide as the product makes them (not so what `jnp.split` cuts a product's columns into, nor what is scaled or
   turned round before).
 
-Where that dimension is of one head they are one kernel up to 8192 tokens, and so they may be where a device has one
-sequence, which is counted as of several.  120 layers of attention without gradients, 512 to 8192 tokens, heads of 64 to
-256 columns, scanned and not, compiled for v5e, eight of them for v5p (jax 0.10.2, libtpu 0.0.42.1).  Batch and number
-of heads change nothing else.
+Where a device has one sequence, or one head of each, they are one kernel: of the product's batch dimensions, of which
+the program has two, one is left.  120 layers of attention without gradients, 512 to 8192 tokens, heads of 64 to 256
+columns, scanned and not, compiled for v5e, eight of them for v5p; 60 more, trained and not, of one sequence or one head
+a device, up to 16384 tokens, for v5e and v6e (jax 0.10.2, libtpu 0.0.42.1).  Batch and number of heads change nothing
+else.
 
-On v6e neither is so.  There masked scores of some 3000 keys on are read by their softmax's kernel as the product makes
-them, and so are the mask, what it is filled with and what the scores are scaled by, each written out in full: four
-arrays of f32[2, 8, 4, 4096, 4096] of 4.3 GB each and the mask's 1.1 GB, in a Llama's forward pass (25.5 GB).
+On v6e, where a device has several of both, neither is so.  There masked scores of some 3000 keys on are read by their
+softmax's kernel as the product makes them, and so are the mask, what it is filled with and what the scores are scaled
+by, each written out in full: four arrays of f32[2, 8, 4, 4096, 4096] of 4.3 GB each and the mask's 1.1 GB, in a Llama's
+forward pass (25.5 GB).
 """
 
 from __future__ import annotations
@@ -143,8 +145,11 @@ def twice_in_memory(
 def _lies_apart(graph: Graph, axes: MeshAxes, one: Twice, keys: np.ndarray, written_out: int) -> bool:
     """Whether these scores are made in one kernel and read by the next; `keys`: the layout of the product's keys."""
     op = graph.ops[one.product]
-    tensor, (contracted, _) = graph.values[op.operands[one.place]], op.params["dimension_numbers"]
+    tensor, (contracted, batched) = graph.values[op.operands[one.place]], op.params["dimension_numbers"]
     sizes = local_sizes(tensor.shape, keys[None], axes)[0]
+    batches = [d for d in batched[one.place] if tensor.shape[d] > 1]
+    if len(batches) > 1 and sum(sizes[d] > 1 for d in batches) < 2:
+        return False
     columns = float(np.prod([sizes[d] for d in contracted[one.place]]))
     tokens = float(np.prod([sizes[d] for d in _free_dims(graph, one.product, one.place)]))
     held = tokens * columns * (_WIDE if one.scaled else tensor.item_bytes)

@@ -22,6 +22,7 @@ from .dilated import transposed_for_kernels
 from .few_images import few_images, moved_pixels
 from .grouped_concats import written_in_groups
 from .held_back import behind_loops, combined_sums, held_back, last_products, put_back, put_off
+from .indices import prepared_indices
 from .invariants import Invariant
 from .latency_hiding import Fillers, fillers, is_recomputed
 from .memory import MemoryProfile, simulate_memory
@@ -133,6 +134,7 @@ def step_memory(
         written_out = model.profile.masked_tokens or 0
         scores, late = twice_in_memory(graph, axes, crossing.twice, times, reads, written_out)
         beside += scores
+        beside += prepared_indices(graph, axes, crossing.indices, times, reads)
         beside += written_operands(graph, axes, crossing.shared, model.profile, times, lives.needed, values, reads)
         beside += [(one.start, one.stop, one.size) for one in lists]
         converted = [*converted_weights(graph, axes, stored, times, values, reads)]

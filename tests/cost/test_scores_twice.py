@@ -157,6 +157,37 @@ def test_what_masks_the_keys_of_all_layers_is_written_out_once() -> None:
     assert all(late[one.scores] == until - 1 for one, (_, until, _) in zip(crossing.twice, scores, strict=True))
 
 
+@pytest.mark.parametrize("dim", [0, 2])
+def test_of_one_sequence_or_one_head_a_device_they_lie_once(dim: int) -> None:
+    """Which is the case of the layout, not of the program: where the keys are not cut they lie twice."""
+    case = TWICE[0]._replace(keys=BATCH)
+    traced = trace(step_of(case), arguments(case), {})
+    crossing = traffic(traced.graph, graph_rules(traced.graph), "tpu")
+    for written_out in (0, 512):
+        for cut in (NONE, dim):
+            reads = {}
+            for one in crossing.twice:
+                heads = {0: 0, 2: 1}[dim]  # keys are [b, s, h, d], scores [b, h, t, s]
+                reads[one.product, one.place] = np.array([cut, NONE, NONE, NONE])
+                reads[one.taken, 0] = np.array([heads if cut == dim else NONE, NONE, NONE, NONE])
+            axes = (("data", BATCH), *((name, 1) for name in "abc"))
+            found, late = twice_in_memory(traced.graph, axes, crossing.twice, crossing.times, reads, written_out)
+            assert bool(found) == bool(late) == (cut == NONE)
+
+
+@pytest.mark.aot_tpu
+@pytest.mark.parametrize("target", ["tpu-v5e", "tpu-v6e"])
+def test_of_one_sequence_a_device_they_are_compiled_once(target: str) -> None:
+    case, batch = Attention(4096, 4, None, 128), 8
+    mesh = jaxplan.target(f"{target}:2x4").mesh(data=8)
+    options = {"search": "data", "compare_templates": False}
+    step = jaxplan.auto_shard(step_of(case), mesh, hardware=target, options=options)
+    compiled = compiled_memory(step.lower(*arguments(case, batch)).compile()).peak_bytes
+    planned = step.plan(*arguments(case, batch)).cost.peak_bytes
+    scores = batch // 8 * case.keys * case.tokens**2 * 4
+    assert [compiled // scores, planned // scores] == [1, 1]
+
+
 @pytest.mark.aot_tpu
 @pytest.mark.parametrize("case", [ONCE[0], TWICE[3], ONCE[-1], TWICE[-2]], ids=str)
 def test_as_much_is_compiled(case: Attention) -> None:
