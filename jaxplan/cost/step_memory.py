@@ -20,6 +20,7 @@ from .crossing import Traffic
 from .decompositions import decomposition_scratch
 from .dilated import transposed_for_kernels
 from .few_images import few_images, moved_pixels
+from .first_layers import turned_round
 from .grouped_concats import written_in_groups
 from .held_back import behind_loops, combined_sums, held_back, last_products, put_back, put_off
 from .indices import prepared_indices
@@ -134,6 +135,8 @@ def step_memory(
         written_out = model.profile.masked_tokens or 0
         scores, late = twice_in_memory(graph, axes, crossing.twice, times, reads, written_out)
         beside += scores
+        if model.profile.turns_first_layers:
+            beside += turned_round(graph, axes, crossing.firsts, model.profile.on_chip_bytes or 0, times, values)
         beside += prepared_indices(graph, axes, crossing.indices, times, reads)
         beside += written_operands(graph, axes, crossing.shared, model.profile, times, lives.needed, values, reads)
         beside += [(one.start, one.stop, one.size) for one in lists]
