@@ -29,10 +29,13 @@ class Fill:
     Attributes:
       written: (value, when it is needed) of those that are written in place.
       read: (value of its shape that is computed from the number, when) of elementwise work beside them.
+      added: as `written`, of what is scattered onto what it is added to next (`selections.added_onto`), unless it is
+        summed over devices or brought into another layout for that: then it is scattered into zeros.
     """
 
     written: tuple[tuple[int, int], ...]
     read: tuple[tuple[int, int], ...]
+    added: tuple[tuple[int, int], ...] = ()
 
 
 def fills(flow: Flow, times: Sequence[int], onto: Container[int] = ()) -> tuple[Fill, ...]:
@@ -46,6 +49,7 @@ def fills(flow: Flow, times: Sequence[int], onto: Container[int] = ()) -> tuple[
     numbers = _numbers(graph)
     written: dict[tuple[object, ...], list[tuple[int, int]]] = defaultdict(list)
     read: dict[tuple[object, ...], list[tuple[int, int]]] = defaultdict(list)
+    added: dict[tuple[object, ...], list[tuple[int, int]]] = defaultdict(list)
 
     def key(value: int, number: float, loop: int) -> tuple[object, ...]:
         return values[value].shape, values[value].dtype, number, loop
@@ -54,9 +58,10 @@ def fills(flow: Flow, times: Sequence[int], onto: Container[int] = ()) -> tuple[
         loop = flow.loop_of[op.index]
         if op.primitive == "scan_stack":
             written[key(op.results[0], 0.0, outer[loop])].append((op.results[0], _loop_before(graph, outer, loop)))
-        elif op.primitive == "carry_init" or (op.primitive.startswith("scatter") and op.results[0] not in onto):
+        elif op.primitive == "carry_init" or op.primitive.startswith("scatter"):
             if (number := numbers.get(op.operands[0])) is not None and values[op.results[0]].shape:
-                written[key(op.results[0], number, loop)].append((op.results[0], times[op.index]))
+                those = added if op.results[0] in onto else written
+                those[key(op.results[0], number, loop)].append((op.results[0], times[op.index]))
         elif op.primitive == "select_and_scatter_add":
             written[key(op.results[0], 0.0, loop)].append((op.results[0], times[op.index]))
         elif op.primitive in _READERS and not flow.source[op.results[0]]:
@@ -65,7 +70,14 @@ def fills(flow: Flow, times: Sequence[int], onto: Container[int] = ()) -> tuple[
                 if (number := numbers.get(value)) is not None and values[value].shape in ((), shape):
                     made = (shape, values[value].dtype, number, loop)
                     read[made].append((op.results[0], times[op.index]))
-    return tuple(Fill(written=tuple(those), read=tuple(read.get(which, ()))) for which, those in written.items())
+    return tuple(
+        Fill(
+            written=tuple(written.get(which, ())),
+            read=tuple(read.get(which, ())),
+            added=tuple(added.get(which, ())),
+        )
+        for which in {**written, **added}
+    )
 
 
 def filled_traffic(
@@ -77,12 +89,12 @@ def filled_traffic(
 ) -> None:
     """Counts in `reads` and `writes`, bytes by operand and by result of every operation, what is filled to be read."""
     for fill in found:
-        for value in {value for value, _ in fill.read}:
+        for value in {value for value, _ in fill.read if fill.written}:
             reader = flow.graph.ops[flow.producers[value]]
             like = [i for i, v in enumerate(reader.operands) if flow.graph.values[v].shape]
             for position in like[:1]:
                 _add(reads, reader.index, position, bytes_of[value])
-        if fill.read:
+        if fill.read and fill.written:
             first = fill.written[0][0]
             _add(writes, flow.producers[first], 0, bytes_of[first])
 
@@ -125,17 +137,21 @@ _ALIKE = frozenset({"broadcast_in_dim", "convert_element_type", "reshape", "sque
 
 
 def filled_since(
-    found: Sequence[Fill], layout: Callable[[int], Hashable | None]
+    found: Sequence[Fill],
+    layout: Callable[[int], Hashable | None],
+    is_moved: Callable[[int], bool] = lambda value: False,
 ) -> tuple[dict[int, int], list[tuple[int, int, int]]]:
     """Since when written values are there, and the buffers read beside: (a value of their part, start, stop).
 
     Args:
       layout: how a value lies, equal for equal parts; None: nowhere in memory.
+      is_moved: whether what reads a value reads it as it lies nowhere yet.
     """
     since: dict[int, int] = {}
     beside = []
     for fill in found:
-        written, read = _by_layout(fill.written, layout), _by_layout(fill.read, layout)
+        added = [(value, when) for value, when in fill.added if layout(value) is not None and is_moved(value)]
+        written, read = _by_layout([*fill.written, *added], layout), _by_layout(fill.read, layout)
         for where, those in written.items():
             first = min(when for _, when in those + read.get(where, []))
             since.update((value, first) for value, _ in those)

@@ -249,6 +249,7 @@ class _Kernels:
         compared = self.platform == "gpu" and op.primitive in COMPARISONS and all(map(self._of_product, leaves))
         least = max(leaves.values(), default=0.0) if compared else self.bytes[value]  # what is compared is kept
         near = sum(leaves.values()) <= COMPUTED_AGAIN * least or self._added_later(op, value)
+        near |= self.platform == "gpu" and op.primitive in COMPARISONS and all(self.producers[v] < 0 for v in leaves)
         if any(v in self.bent for v in op.operands):
             self.bent.add(value)
             near &= sum(size >= self.bytes[value] / 2 for size in leaves.values()) < 2 and value not in self.reduced

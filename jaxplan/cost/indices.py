@@ -11,6 +11,9 @@ clamped for the forward pass and sorted for the backward pass, the receivers the
 Where vector memory holds the tables, a scatter's kernel gathers what it adds, and computes it elementwise: the messages
 of a million edges among 24,576 nodes, f32[1048576, 128], are in no buffer (v5e; f32[28672, 128] is not held, nor is
 [32768, 128] in bf16, which is added up in f32; v6e holds twice that, v5p no less than [16384, 128]).
+
+XLA for GPU fuses gathers. Of one that fills what is out of bounds, as the gradient of a `segment_sum` does, it writes
+which indices are inside, a byte each, once for all gathers by the same indices (GraphSAGE, H100).
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from jax.lax import GatherScatterMode
 
 from ..ir import VIEWS, Graph, Op
 from ..sharding import ELEMENTWISE, MeshAxes
@@ -94,6 +98,33 @@ def adds_gathered(graph: Graph, producers: Sequence[int], kinds: Sequence[str], 
     return False
 
 
+def validity_masks(
+    graph: Graph,
+    axes: MeshAxes,
+    found: Sequence[Prepared],
+    times: Sequence[int],
+    reads: Mapping[tuple[int, int], np.ndarray],
+) -> Iterator[tuple[int, int, int]]:
+    """(start, stop, bytes) of which indices are in bounds, GPU: until the last kernel that gathers by them."""
+    uses = graph.uses()
+    for one in found:
+        layouts: dict[bytes, list[int]] = {}
+        for op in one.ops:
+            filled = not one.sorts and graph.ops[op].params.get("mode") == GatherScatterMode.FILL_OR_DROP
+            if filled and (row := reads.get((op, 1))) is not None:
+                layouts.setdefault(row.tobytes(), []).append(op)
+        for ops in layouts.values():
+            readers = [times[reader] for op in ops for reader, _ in uses[graph.ops[op].results[0]]]
+            start, stop = min(times[op] for op in ops), max([*readers, *(times[op] for op in ops)]) + 1
+            yield start, stop, _places(graph, axes, ops[0], reads)
+
+
+def _places(graph: Graph, axes: MeshAxes, op: int, reads: Mapping[tuple[int, int], np.ndarray]) -> int:
+    """How many places the indices of an operation name on a device."""
+    sizes = local_sizes(graph.values[graph.ops[op].operands[1]].shape, reads[op, 1][None], axes)[0, :-1]
+    return math.ceil(float(np.prod(sizes)))
+
+
 def _is_held(graph: Graph, value: int) -> bool:
     *rows, columns = graph.values[value].shape or (1,)
     return math.prod(rows) * max(columns, LANES) * 4 <= _HELD
@@ -128,9 +159,8 @@ def prepared_indices(
             if (row := reads.get((op, 1))) is not None:
                 layouts.setdefault(row.tobytes(), []).append(op)
         for ops in layouts.values():
-            tensor = graph.values[graph.ops[ops[0]].operands[1]]
-            places = local_sizes(tensor.shape, reads[ops[0], 1][None], axes)[0, :-1]
-            size = math.ceil(float(np.prod(places)) * tensor.item_bytes)
+            item = graph.values[graph.ops[ops[0]].operands[1]].item_bytes
+            size = math.ceil(_places(graph, axes, ops[0], reads) * item)
             first, last = min(times[op] for op in ops), max(times[op] for op in ops)
             if one.sorts:
                 yield max(first - 2, 0), max(first, 1), size

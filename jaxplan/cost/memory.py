@@ -188,7 +188,13 @@ def simulate_memory(
             after = [reads[op.index, i] for op in later for i, v in enumerate(op.operands) if v == value]
             row = after[0] if after else values[value]
             ledger.add("activations", intervals[value].start, stop, math.ceil(share * local(value, row)))
-    since, beside = filled_since(fills, lambda v: _part(values[v]).tobytes() if v in values else None)
+    uses = graph.uses()
+
+    def brought(value: int) -> bool:
+        read = (reads[use] for use in uses[value] if use in reads)
+        return id(values[value]) in pending_rows or any(not np.array_equal(row, values[value]) for row in read)
+
+    since, beside = filled_since(fills, lambda v: _part(values[v]).tobytes() if v in values else None, brought)
     for value, first, last in beside:
         ledger.add("activations", first, last, local(value, _part(values[value])))
     producers = graph.producers()
@@ -199,7 +205,7 @@ def simulate_memory(
     given_up.update((table.value, table.instead) for table in in_rows if table.instead >= 0)
     for value, row in values.items():
         pending = id(row) in pending_rows
-        if not (stored[value] or pending) or value in inputs:
+        if not (stored[value] or pending or value in since) or value in inputs:
             continue
         start, stop = intervals[value]
         start = max(start, (late or {}).get(value, start))

@@ -23,7 +23,7 @@ from .few_images import few_images, moved_pixels
 from .first_layers import turned_round
 from .grouped_concats import written_in_groups
 from .held_back import behind_loops, combined_sums, held_back, last_products, put_back, put_off
-from .indices import prepared_indices
+from .indices import prepared_indices, validity_masks
 from .invariants import Invariant
 from .latency_hiding import Fillers, fillers, is_recomputed
 from .memory import MemoryProfile, simulate_memory
@@ -113,6 +113,7 @@ def step_memory(
     if model.profile.kind == "gpu":
         needed = (lives := lives or lives_of(graph, stored, times)).needed
         beside += padded_images(graph, axes, times, needed, reads)
+        beside += validity_masks(graph, axes, crossing.indices, times, reads)
         beside += transposed_for_kernels(graph, axes, times, reads)
         beside += kept_slices(graph, axes, crossing.merged, lives, values, reads)
         given_up = {one.result: one.start + 1 for one in turned}

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxplan.cost import simulate_memory, traffic
+from jaxplan.cost import filled_since, simulate_memory, traffic
 from jaxplan.ir import Graph, trace
 from jaxplan.sharding import graph_rules
 
@@ -90,3 +90,21 @@ def test_equal_stacks_of_two_loops_are_there_from_the_first(platform: str, more:
     alike = peak(layered((WIDTH,) * 3), x, platform=platform)
     unlike = peak(layered((WIDTH, WIDTH - 8, WIDTH - 16)), x, platform=platform)
     assert alike - unlike == pytest.approx(more * stack_bytes, abs=0.04 * stack_bytes)
+
+
+def test_what_is_summed_before_it_is_added_is_scattered_into_zeros() -> None:
+    """GraphSAGE's gradients on H100: scattered onto the other addend only where both lie alike."""
+
+    def step(table: Any, rows: Any, where: Any) -> Any:
+        first = jnp.zeros_like(table).at[where].add(rows)
+        return jnp.zeros_like(table).at[where + 1].add(rows * 2) + jnp.tanh(first), first
+
+    graph = trace(step, SCATTERED, {}).graph
+    crossing = traffic(graph, graph_rules(graph), "gpu")
+    (fill,) = (one for one in crossing.fills if one.added)
+    (first, made), (second, later) = *fill.written, *fill.added
+    assert made < later
+    known = filled_since(crossing.fills, lambda value: True)[0]
+    assert known == {first: made}
+    assert filled_since(crossing.fills, lambda value: True, lambda value: True)[0] == {first: made, second: made}
+    assert second not in filled_since(crossing.fills, lambda value: None, lambda value: True)[0]

@@ -11,7 +11,14 @@ import pytest
 
 import jaxplan
 from jaxplan.cost import traffic
-from jaxplan.cost.indices import Prepared, gathered_for_sums, prepared, prepared_indices, unviewed
+from jaxplan.cost.indices import (
+    Prepared,
+    gathered_for_sums,
+    prepared,
+    prepared_indices,
+    unviewed,
+    validity_masks,
+)
 from jaxplan.ir import trace
 from jaxplan.lowering import compiled_memory
 from jaxplan.sharding import NONE, graph_rules
@@ -114,3 +121,13 @@ def test_rows_that_something_else_reads_are_in_memory() -> None:
     graph = trace(step, (jax.ShapeDtypeStruct((64, 128), jnp.float32), edges, edges), {}).graph
     found = {op.operands[1]: gathered_for_sums(graph, op) for op in graph.lookups() if op.primitive == "gather"}
     assert sorted(found.values()) == [False, True]
+
+
+def test_gathers_that_fill_what_is_out_of_bounds_share_a_mask_on_gpu() -> None:
+    graph = trace(graph_network(3), arguments(3), {}).graph
+    times = range(len(graph.ops))
+    reads = {(op.index, 1): np.array([0, NONE]) for op in graph.lookups()}
+    found = [*validity_masks(graph, (("data", 4),), [*prepared(graph, graph.producers())], times, reads)]
+    gathers = [op.index for op in graph.lookups() if op.primitive == "gather"]
+    assert [size for *_, size in found] == [EDGES // 4]  # those of the gradients of `segment_sum`
+    assert found[0][0] == gathers[3] and found[0][1] > gathers[5]
