@@ -130,6 +130,18 @@ def _is_held(graph: Graph, value: int) -> bool:
     return math.prod(rows) * max(columns, LANES) * 4 <= _HELD
 
 
+def same_indices(graph: Graph) -> dict[int, int]:
+    """Indices of gathers and scatters that show another value as earlier ones do -> those: XLA for TPU brings both into
+    another layout once."""
+    found, first, producers = dict[int, int](), dict[Hashable, int](), graph.producers()
+    for op in graph.lookups():
+        value = op.operands[1]
+        if producers[value] >= 0 and (shown := unviewed(graph, producers, value)) != value:
+            key = shown, graph.values[value].shape, graph.loops_around()[producers[value]]
+            found[value] = first.setdefault(key, value)
+    return found
+
+
 def prepared(graph: Graph, producers: Sequence[int]) -> Iterator[Prepared]:
     """Of all gathers and scatters by one index that are no selections, by what their indices show and the loop they are
     in; scatters of single numbers by themselves."""

@@ -25,6 +25,7 @@ from .few_images import Spread, spread_copies, widened
 from .fills import Fill, filled_since
 from .held_back import PRODUCTS, awaited_sums
 from .images import lanes_read
+from .indices import same_indices
 from .ledger import Ledger, MemoryProfile
 from .residency import SecondStack
 from .selections import is_selection
@@ -159,7 +160,8 @@ def simulate_memory(
         return local(value, values[value]) if value in values and id(values[value]) in pending_rows else 0
 
     awaited = awaited_sums(graph, when, summed) if platform == "tpu" else {}
-    copies, own_reads = _copies(graph, axes, needed, values, reads, local, when, whole_sums, awaited)
+    alike = same_indices(graph) if platform == "tpu" else {}
+    copies, own_reads = _copies(graph, axes, needed, values, reads, local, when, whole_sums, awaited, alike)
     for key, (start, stop, size) in copies.items():
         ledger.add("copies", start, stop, size, value=key[0])
     in_rows = [*table_copies(graph, axes, tables, rows, values, reads, local, when, needed)] if rows else []
@@ -304,11 +306,12 @@ def _copies(
     when: Sequence[int],
     whole_sums: bool,
     awaited: Mapping[int, int],
+    alike: Mapping[int, int],
 ) -> tuple[dict[_Copy, tuple[int, int, int]], dict[int, list[int]]]:
     """Resharded copies, and until when the originals are read.
 
     The first maps copies to (first reader, after the last reader, bytes); the second values to
-    the stops of those who read them as they are, and the starts of their copies.
+    the stops of those who read them as they are, and the starts of their copies.  `alike`: see `same_indices`.
     """
     around = graph.loops_around()
     copies: dict[_Copy, tuple[int, int, int]] = {}
@@ -334,7 +337,7 @@ def _copies(
         whole = whole_sums and all(
             a == UNREDUCED and b >= 0 for a, b, (_, n) in zip(made, row, axes, strict=True) if n > 1
         )
-        key = (value, row.tobytes(), loop, behind[op])
+        key = (alike.get(value, value), row.tobytes(), loop, behind[op])
         taken.setdefault(key, []).append((op, position))
         size = local(value, np.full_like(row, NONE) if whole else row, graph.taken(value, taken[key]))
         if UNREDUCED in made and (graph.values[value].narrowed or graph.narrow_reads.issuperset(taken[key])):

@@ -16,6 +16,7 @@ from jaxplan.cost.indices import (
     gathered_for_sums,
     prepared,
     prepared_indices,
+    same_indices,
     unviewed,
     validity_masks,
 )
@@ -131,3 +132,13 @@ def test_gathers_that_fill_what_is_out_of_bounds_share_a_mask_on_gpu() -> None:
     gathers = [op.index for op in graph.lookups() if op.primitive == "gather"]
     assert [size for *_, size in found] == [EDGES // 4]  # those of the gradients of `segment_sum`
     assert found[0][0] == gathers[3] and found[0][1] > gathers[5]
+
+
+def test_indices_that_are_shown_alike_are_brought_elsewhere_once() -> None:
+    graph = trace(graph_network(3), arguments(3), {}).graph
+    found = same_indices(graph)
+    by_shown: dict[int, set[int]] = {}
+    for value, first in found.items():
+        by_shown.setdefault(unviewed(graph, graph.producers(), value), set()).add(first)
+    assert len(by_shown) == 2 and all(len(firsts) == 1 for firsts in by_shown.values())
+    assert len(found) > 2
