@@ -31,7 +31,7 @@ from .selections import is_selection
 from .tiles import LANES, local_sizes
 
 _HELD = 3 << 22
-"""Bytes in f32 of the largest table that a scatter's kernel gathers from and adds to; see above."""
+"""Bytes in f32 of the largest table that a scatter's kernel gathers from or adds to, of two at most; see above."""
 
 _BETWEEN = ELEMENTWISE | {"convert_element_type"}
 
@@ -61,10 +61,13 @@ def unviewed(graph: Graph, producers: Sequence[int], value: int) -> int:
 def gathered_for_sums(graph: Graph, op: Op) -> bool:
     """Whether XLA for TPU gathers rows in the kernels of the scatters that add them up."""
     dims = op.params["dimension_numbers"]
-    if dims.operand_batching_dims or not dims.offset_dims or not _is_held(graph, op.operands[0]):
+    if dims.operand_batching_dims or not dims.offset_dims or _table_bytes(graph, op.operands[0]) > _HELD:
         return False
-    uses, around = graph.uses(), graph.loops_around()
-    left, seen = [op.results[0]], set[int]()
+    uses, around, producers = graph.uses(), graph.loops_around(), graph.producers()
+    named = _named(graph, producers, op.operands[1])
+    twins = [graph.ops[reader] for reader, place in uses[op.operands[0]] if place == 0]  # XLA gathers once for all
+    twins = [o for o in twins if o.primitive == "gather" and _named(graph, producers, o.operands[1]) == named]
+    left, seen = [twin.results[0] for twin in twins], set[int]()
     while left:
         value = left.pop()
         if not uses[value] or value in graph.outputs:
@@ -73,7 +76,7 @@ def gathered_for_sums(graph: Graph, op: Op) -> bool:
             other = graph.ops[reader]
             if around[reader] != around[op.index]:
                 return False
-            if other.primitive == "scatter-add" and place == 2 and _is_held(graph, other.operands[0]):
+            if other.primitive == "scatter-add" and place == 2 and _are_held(graph, producers, other):
                 continue
             if other.primitive not in _BETWEEN or graph.values[other.results[0]].shape != graph.values[value].shape:
                 return False
@@ -85,17 +88,28 @@ def gathered_for_sums(graph: Graph, op: Op) -> bool:
 
 def adds_gathered(graph: Graph, producers: Sequence[int], kinds: Sequence[str], op: Op) -> bool:
     """Whether a scatter's kernel gathers what it adds: among what that is made of is a gather that is fused."""
-    left, seen = [op.operands[2]], {op.operands[2]}
+    return any(kinds[gather.index] == "fused" for gather in _gathers(graph, producers, op))
+
+
+def _gathers(graph: Graph, producers: Sequence[int], scatter: Op) -> Iterator[Op]:
+    """The gathers that a scatter's updates are elementwise made of."""
+    left, seen = [scatter.operands[2]], {scatter.operands[2]}
     while left:
         if (maker := producers[left.pop()]) < 0:
             continue
         made = graph.ops[maker]
-        if made.primitive == "gather" and kinds[maker] == "fused":
-            return True
-        if made.primitive in _BETWEEN:
+        if made.primitive == "gather":
+            yield made
+        elif made.primitive in _BETWEEN:
             left += {*made.operands} - seen
             seen |= {*made.operands}
-    return False
+
+
+def _are_held(graph: Graph, producers: Sequence[int], scatter: Op) -> bool:
+    """Whether vector memory holds all tables that a scatter's kernel would gather from, and that which it adds to."""
+    tables = {scatter.operands[0], *(gather.operands[0] for gather in _gathers(graph, producers, scatter))}
+    sizes = [_table_bytes(graph, table) for table in tables]
+    return max(sizes) <= _HELD and sum(sizes) <= 2 * _HELD
 
 
 def validity_masks(
@@ -125,9 +139,18 @@ def _places(graph: Graph, axes: MeshAxes, op: int, reads: Mapping[tuple[int, int
     return math.ceil(float(np.prod(sizes)))
 
 
-def _is_held(graph: Graph, value: int) -> bool:
+def _named(graph: Graph, producers: Sequence[int], value: int) -> int:
+    """What indices show, before negative ones were counted from the end: equal operations are one to XLA."""
+    while (maker := producers[value := unviewed(graph, producers, value)]) >= 0:
+        if graph.ops[maker].primitive != "select_n":
+            break
+        value = graph.ops[maker].operands[1]
+    return value
+
+
+def _table_bytes(graph: Graph, value: int) -> int:
     *rows, columns = graph.values[value].shape or (1,)
-    return math.prod(rows) * max(columns, LANES) * 4 <= _HELD
+    return math.prod(rows) * max(columns, LANES) * 4
 
 
 def same_indices(graph: Graph) -> dict[int, int]:
@@ -151,7 +174,7 @@ def prepared(graph: Graph, producers: Sequence[int]) -> Iterator[Prepared]:
         scatters = op.primitive != "gather"
         if graph.values[op.operands[1]].shape[-1] == 1 and not is_selection(graph, op):
             alone = scatters and not op.params["dimension_numbers"].update_window_dims
-            key = unviewed(graph, producers, op.operands[1]), scatters, (around[op.index], op.index if alone else -1)
+            key = _named(graph, producers, op.operands[1]), scatters, (around[op.index], op.index if alone else -1)
             found.setdefault(key, []).append(op.index)
     for (_, scatters, _), ops in found.items():
         yield Prepared(tuple(ops), scatters)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -203,7 +203,8 @@ def simulate_memory(
     returned = set(graph.outputs)
     carried = {op.operands[0] for op in graph.ops if op.primitive == "carry_next"}
     products = sorted(when[op.index] for op in graph.ops if op.primitive in PRODUCTS)
-    given_up = {**_given_up(over or {}, intervals, values, local), **(listed or {})}
+    gathered = {op.results[0] for op in graph.lookups() if op.primitive == "gather"}
+    given_up = {**_given_up(over or {}, gathered, intervals, values, local), **(listed or {})}
     given_up.update((table.value, table.instead) for table in in_rows if table.instead >= 0)
     for value, row in values.items():
         pending = id(row) in pending_rows
@@ -251,16 +252,22 @@ def _resharded(
 
 def _given_up(
     over: Mapping[int, tuple[int, ...]],
+    gathered: Container[int],
     intervals: Sequence[Interval],
     values: Mapping[int, np.ndarray],
     local: Callable[..., int],
 ) -> dict[int, int]:
-    """When values give their buffers to a result of the kernel that reads them last, in their layout."""
+    """When values give their buffers to a result of the kernel that reads them last, in their layout.
+
+    Args:
+      gathered: what a kernel makes that nothing joins.
+    """
     found: dict[int, int] = {}
     for value, candidates in over.items():
         start = intervals[value].start
         for other in candidates if value in values else ():
-            last = other not in found and intervals[other].start < start == intervals[other].stop - 1
+            began = intervals[other].start - (other in gathered)
+            last = other not in found and began < start == intervals[other].stop - 1
             if last and other in values and np.array_equal(values[other], values[value]):
                 if UNREDUCED not in values[value] and local(other, values[other]) == local(value, values[value]):
                     found[other] = start

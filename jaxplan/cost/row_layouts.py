@@ -3,11 +3,11 @@
 A gather makes its rows, and a scatter reads what it adds, with the elements of a row side by side, where their table
 lies so (see `tiles`): rows of 64 columns take twice their bytes.  Layouts are otherwise the ones that pad least, and
 products alone want their operands as they come.  So rows stay in rows where products or scatters read them, or products
-what is elementwise made of such rows alone; and what a product makes for a scatter is made in rows.  All others are
-copied: rows that are gathered, at once and for all but products, and what is added just before the scatter (graph
-networks' messages: products, sums, differences and functions of the rows of one or two nodes of an edge, and of what
-else is known of it, all added up by node; bf16[1048576, 64] of bf16[32768, 64]; compiled for v5e, jax 0.10.2, libtpu
-0.0.42.1, 2026-11-27).
+what is elementwise made of such rows alone, or scatters that of which nothing else is made; and what a product makes
+for a scatter is made in rows.  All others are copied: rows that are gathered, at once and for all but products, and
+what is added just before the scatter (graph networks' messages: products, sums, differences and functions of the rows
+of one or two nodes of an edge, and of what else is known of it, all added up by node; bf16[1048576, 64] of bf16[32768,
+64], and 15 more of f32[65536, 64] and narrower; compiled for v5e, jax 0.10.2, libtpu 0.0.42.1, 2026-11-27).
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ def stays_in_rows(graph: Graph) -> frozenset[int]:
         if made.primitive in ELEMENTWISE:
             if not rows.issuperset(v for v in made.operands if shapes[v] == shapes[value]):
                 return False
+        alone = made.primitive == "gather" or len(uses[value]) == 1
         for reader, position in uses[value]:
             op = graph.ops[reader]
             if op.primitive in ELEMENTWISE:
                 if shapes[op.results[0]] != shapes[value] or not rows.issuperset(op.results):
                     return False
-            elif op.primitive != "dot_general" and not (made.primitive == "gather" and _adds(op, position)):
+            elif op.primitive != "dot_general" and not (alone and _adds(op, position)):
                 return False
         return True
 

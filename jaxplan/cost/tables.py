@@ -118,6 +118,9 @@ def table_copies(
     producers = graph.producers()
     yield from _returned_rows(graph, axes, values, reads, local, when)
     yield from _brief_rows(graph, axes, rows, values, reads, local, when, needed)
+    for value in _sums(graph) if rows else ():
+        if (made := values.get(value)) is not None and (size := in_rows(value, made)):
+            yield TableCopy(value, when[producers[value]], when[producers[value]] + 1, size, brief=True)
     copies: dict[tuple[int, bytes], TableCopy] = {}
     for op, value, row in _gathered(graph, reads, rows, producers):
         if size := in_rows(value, row):
@@ -175,7 +178,7 @@ def tiled_in_rows(graph: Graph) -> dict[int, Tiling]:
     """The values that gathers and scatters of whole rows read and make, but for the step's arguments and results, and
     what is made of these in rows."""
     found: dict[int, Tiling] = {}
-    ends, kept = {*graph.inputs, *graph.outputs}, stays_in_rows(graph)
+    ends, kept = {*graph.inputs, *graph.outputs, *_sums(graph)}, stays_in_rows(graph)
     for op in graph.lookups():
         for value, tiling in _rows_of(op, graph):
             before = found.get(value)
@@ -190,6 +193,17 @@ def tiled_in_rows(graph: Graph) -> dict[int, Tiling]:
         if value not in ends and isinstance(of := found.get(op.operands[0]), RowsOf) and not of.brief:
             found[value] = of
     return found
+
+
+def _sums(graph: Graph) -> Iterator[int]:
+    """Rows that are added up in a table which is no gradient of an argument and that nothing is gathered from: they are
+    copied out of rows at once (graph networks' nodes; GraphSAGE on v6e and graph convolutions on v5e)."""
+    tables, uses = {graph.values[v].shape for v in settled_values(graph)}, graph.uses()
+    for op in graph.lookups():
+        if op.primitive != "gather" and ("table" in [tiling for _, tiling in _rows_of(op, graph)]):
+            looked_up = any(graph.ops[reader] in graph.lookups() for reader, _ in uses[op.results[0]])
+            if graph.values[op.results[0]].shape not in tables and not looked_up:
+                yield op.results[0]
 
 
 def _made_in_rows(graph: Graph, kept: Collection[int]) -> Iterator[tuple[Op, int]]:

@@ -115,8 +115,8 @@ def test_rows_of_small_tables_are_gathered_where_they_are_added_up(nodes: int, h
 
 def test_rows_that_something_else_reads_are_in_memory() -> None:
     def step(x: Any, senders: Any, receivers: Any) -> Any:
-        rows = jnp.tanh(x[senders])
-        return jax.ops.segment_sum(rows, receivers, 64), rows.max(0), jax.ops.segment_sum(x[receivers], senders, 64)
+        most = jax.ops.segment_max(x[senders], receivers, 64)
+        return jax.ops.segment_sum(x[senders], receivers, 64), most, jax.ops.segment_sum(x[receivers], senders, 64)
 
     edges = jax.ShapeDtypeStruct((4096,), jnp.int32)
     graph = trace(step, (jax.ShapeDtypeStruct((64, 128), jnp.float32), edges, edges), {}).graph
