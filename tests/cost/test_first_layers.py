@@ -80,7 +80,7 @@ def test_what_is_looked_up_is_no_batch() -> None:
 
 @pytest.mark.aot_tpu
 def test_as_much_is_compiled() -> None:
-    """In the arguments' places it would be 17 % more than planned; libtpu 0.0.50.1 of jax 0.12 has a copy more alive."""
+    """In the arguments' places it would be 17 % more than planned; jax 0.12 has a copy more alive."""
     mesh = jaxplan.target("tpu-v6e:2x4").mesh(data=8)
     options = {"search": "data", "compare_templates": False}
     step = jaxplan.auto_shard(step_of(), mesh, hardware="tpu-v6e", donate_argnums=(0,), options=options)
