@@ -13,7 +13,7 @@ from .bodies import Body
 from .conversions import Conversion
 from .few_images import Spread
 from .fills import Fill
-from .first_layers import Turned, first_layers
+from .first_layers import first_layers
 from .grouped_concats import Grouped, grouped_concats
 from .images import Lanes
 from .indices import Prepared, prepared
@@ -111,7 +111,7 @@ class Traffic:
         return tuple(prepared(self.graph, self.producers))
 
     @functools.cached_property
-    def firsts(self) -> tuple[Turned, ...]:
+    def firsts(self) -> tuple[tuple[int, ...], ...]:
         """See `first_layers`."""
         return tuple(first_layers(self.graph, self.producers))
 

@@ -11,8 +11,6 @@ there.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
-
 import numpy as np
 
 from ..ir import VIEWS, Graph, settled_values
@@ -23,14 +21,8 @@ _ELEMENTWISE = ELEMENTWISE | {"convert_element_type"}
 _OF_INPUTS = _ELEMENTWISE | VIEWS | {"broadcast_in_dim"}
 
 
-class Turned(NamedTuple):
-    """Next values of arguments that are made together, the other way round."""
-
-    values: tuple[int, ...]
-
-
-def first_layers(graph: Graph, producers: Sequence[int]) -> Iterator[Turned]:
-    """The weights and moments of each product that is turned."""
+def first_layers(graph: Graph, producers: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """The next values of the weights and moments of each product that is turned."""
     made: dict[int, list[int]] = {}
     scaled: dict[int, frozenset[int]] = {}
     for value in settled_values(graph):
@@ -48,13 +40,13 @@ def first_layers(graph: Graph, producers: Sequence[int]) -> Iterator[Turned]:
     }
     for product, values in updated.items():
         if graph.values[graph.ops[product].results[0]].shape in shapes:
-            yield Turned(tuple(values))
+            yield tuple(values)
 
 
 def turned_round(
     graph: Graph,
     axes: MeshAxes,
-    found: Sequence[Turned],
+    found: Sequence[Sequence[int]],
     room_bytes: float,
     times: Sequence[int],
     values: Mapping[int, np.ndarray],
@@ -66,11 +58,11 @@ def turned_round(
       room_bytes: of vector memory, where all of one product's are that fit.
     """
     producers, most, when = graph.producers(), 0, list[int]()
-    for one in found:
-        sizes = [int(device_bytes(graph.values[v], values[v][None], axes, "tpu")[0]) for v in one.values if v in values]
+    for together in found:
+        sizes = [int(device_bytes(graph.values[v], values[v][None], axes, "tpu")[0]) for v in together if v in values]
         if sum(sizes) > room_bytes:
             most = max(most, sum(sizes))
-            when += [times[producers[v]] for v in one.values]
+            when += [times[producers[v]] for v in together]
     if when:
         yield min(when), max(when) + 1, most
 

@@ -19,7 +19,7 @@ which indices are inside, a byte each, once for all gathers by the same indices 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -112,47 +112,6 @@ def _are_held(graph: Graph, producers: Sequence[int], scatter: Op) -> bool:
     return max(sizes) <= _HELD and sum(sizes) <= 2 * _HELD
 
 
-def validity_masks(
-    graph: Graph,
-    axes: MeshAxes,
-    found: Sequence[Prepared],
-    times: Sequence[int],
-    reads: Mapping[tuple[int, int], np.ndarray],
-) -> Iterator[tuple[int, int, int]]:
-    """(start, stop, bytes) of which indices are in bounds, GPU: until the last kernel that gathers by them."""
-    uses = graph.uses()
-    for one in found:
-        layouts: dict[bytes, list[int]] = {}
-        for op in one.ops:
-            filled = not one.sorts and graph.ops[op].params.get("mode") == GatherScatterMode.FILL_OR_DROP
-            if filled and (row := reads.get((op, 1))) is not None:
-                layouts.setdefault(row.tobytes(), []).append(op)
-        for ops in layouts.values():
-            readers = [times[reader] for op in ops for reader, _ in uses[graph.ops[op].results[0]]]
-            start, stop = min(times[op] for op in ops), max([*readers, *(times[op] for op in ops)]) + 1
-            yield start, stop, _places(graph, axes, ops[0], reads)
-
-
-def _places(graph: Graph, axes: MeshAxes, op: int, reads: Mapping[tuple[int, int], np.ndarray]) -> int:
-    """How many places the indices of an operation name on a device."""
-    sizes = local_sizes(graph.values[graph.ops[op].operands[1]].shape, reads[op, 1][None], axes)[0, :-1]
-    return math.ceil(float(np.prod(sizes)))
-
-
-def _named(graph: Graph, producers: Sequence[int], value: int) -> int:
-    """What indices show, before negative ones were counted from the end: equal operations are one to XLA."""
-    while (maker := producers[value := unviewed(graph, producers, value)]) >= 0:
-        if graph.ops[maker].primitive != "select_n":
-            break
-        value = graph.ops[maker].operands[1]
-    return value
-
-
-def _table_bytes(graph: Graph, value: int) -> int:
-    *rows, columns = graph.values[value].shape or (1,)
-    return math.prod(rows) * max(columns, LANES) * 4
-
-
 def same_indices(graph: Graph) -> dict[int, int]:
     """Indices of gathers and scatters that show another value as earlier ones do -> those: XLA for TPU brings both into
     another layout once."""
@@ -189,14 +148,56 @@ def prepared_indices(
 ) -> Iterator[tuple[int, int, int]]:
     """(start, stop, bytes) of indices, made before what reads them; those read in several layouts are there in each."""
     for one in found:
-        layouts: dict[bytes, list[int]] = {}
-        for op in one.ops:
-            if (row := reads.get((op, 1))) is not None:
-                layouts.setdefault(row.tobytes(), []).append(op)
-        for ops in layouts.values():
+        for ops in _by_layout(one.ops, reads):
             item = graph.values[graph.ops[ops[0]].operands[1]].item_bytes
             size = math.ceil(_places(graph, axes, ops[0], reads) * item)
             first, last = min(times[op] for op in ops), max(times[op] for op in ops)
             if one.sorts:
                 yield max(first - 2, 0), max(first, 1), size
             yield from [(max(first - 1, 0), last + 1, size)] * (1 + one.sorts)
+
+
+def validity_masks(
+    graph: Graph,
+    axes: MeshAxes,
+    found: Sequence[Prepared],
+    times: Sequence[int],
+    reads: Mapping[tuple[int, int], np.ndarray],
+) -> Iterator[tuple[int, int, int]]:
+    """(start, stop, bytes) of which indices are in bounds, GPU: until the last kernel that gathers by them."""
+    uses = graph.uses()
+    for one in found:
+        filled = [op for op in one.ops if graph.ops[op].params.get("mode") == GatherScatterMode.FILL_OR_DROP]
+        for ops in _by_layout(filled, reads) if not one.sorts else ():
+            readers = [times[reader] for op in ops for reader, _ in uses[graph.ops[op].results[0]]]
+            start, stop = min(times[op] for op in ops), max([*readers, *(times[op] for op in ops)]) + 1
+            yield start, stop, _places(graph, axes, ops[0], reads)
+
+
+def _by_layout(ops: Sequence[int], reads: Mapping[tuple[int, int], np.ndarray]) -> Iterable[list[int]]:
+    """Gathers or scatters by the layout in which they read their indices."""
+    found: dict[bytes, list[int]] = {}
+    for op in ops:
+        if (row := reads.get((op, 1))) is not None:
+            found.setdefault(row.tobytes(), []).append(op)
+    return found.values()
+
+
+def _places(graph: Graph, axes: MeshAxes, op: int, reads: Mapping[tuple[int, int], np.ndarray]) -> int:
+    """How many places the indices of an operation name on a device."""
+    sizes = local_sizes(graph.values[graph.ops[op].operands[1]].shape, reads[op, 1][None], axes)[0, :-1]
+    return math.ceil(float(np.prod(sizes)))
+
+
+def _named(graph: Graph, producers: Sequence[int], value: int) -> int:
+    """What indices show, before negative ones were counted from the end: equal operations are one to XLA."""
+    while (maker := producers[value := unviewed(graph, producers, value)]) >= 0:
+        if graph.ops[maker].primitive != "select_n":
+            break
+        value = graph.ops[maker].operands[1]
+    return value
+
+
+def _table_bytes(graph: Graph, value: int) -> int:
+    *rows, columns = graph.values[value].shape or (1,)
+    return math.prod(rows) * max(columns, LANES) * 4

@@ -51,7 +51,7 @@ def arguments(*dims: int, moments: bool = True, rows: int = 64) -> tuple[Any, ..
 
 def turned(step: Any, shapes: tuple[Any, ...]) -> list[tuple[int, ...]]:
     graph = trace(step, shapes, {}, donate_argnums=(0,)).graph
-    return [graph.values[v].shape for one in first_layers(graph, graph.producers()) for v in one.values]
+    return [graph.values[v].shape for one in first_layers(graph, graph.producers()) for v in one]
 
 
 @pytest.mark.parametrize("first", [lambda x: x, lambda x: jnp.tanh(x) * 2])
