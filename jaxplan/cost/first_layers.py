@@ -11,6 +11,7 @@ there.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+
 import numpy as np
 
 from ..ir import VIEWS, Graph, settled_values
@@ -23,23 +24,25 @@ _OF_INPUTS = _ELEMENTWISE | VIEWS | {"broadcast_in_dim"}
 
 def first_layers(graph: Graph, producers: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """The next values of the weights and moments of each product that is turned."""
+    state = {graph.inputs[i] for i, _ in graph.aliases}
+    of_batch = {
+        op.index
+        for op in graph.ops
+        if op.primitive == "dot_general" and any(_of_batch(graph, producers, state, v) for v in op.operands)
+    }
+    near = {graph.values[graph.ops[product].results[0]].shape for product in of_batch}
     made: dict[int, list[int]] = {}
     scaled: dict[int, frozenset[int]] = {}
     for value in settled_values(graph):
-        if len(graph.values[value].shape) == 2:
+        if len(shape := graph.values[value].shape) == 2 and shape in near:
             products, scales = _made_of(graph, producers, value)
             for product in products:
                 if not any(product in _products_in(graph, producers, scale, scaled) for scale in scales):
                     made.setdefault(product, []).append(value)
     updated = {product: values for product, values in made.items() if len(values) > 1}
-    state = {graph.inputs[i] for i, _ in graph.aliases}
-    shapes = {
-        graph.values[graph.ops[product].results[0]].shape
-        for product in updated
-        if any(_of_batch(graph, producers, state, operand) for operand in graph.ops[product].operands)
-    }
+    turned = {graph.values[graph.ops[product].results[0]].shape for product in of_batch.intersection(updated)}
     for product, values in updated.items():
-        if graph.values[graph.ops[product].results[0]].shape in shapes:
+        if graph.values[graph.ops[product].results[0]].shape in turned:
             yield tuple(values)
 
 
@@ -88,6 +91,8 @@ def _products_in(
     graph: Graph, producers: Sequence[int], value: int, known: dict[int, frozenset[int]]
 ) -> frozenset[int]:
     """All products that a value depends on."""
+    while (maker := producers[value]) >= 0 and graph.ops[maker].primitive == "broadcast_in_dim":
+        value = graph.ops[maker].operands[0]
     if value not in known:
         found, left, seen = set[int](), [value], {value}
         while left:
