@@ -202,7 +202,7 @@ def page(rows: Sequence[Row], found: Sequence[Row]) -> str:
     if timed:
         figures.append(predicted_over_compiled("Step time, no scale", "ms", timed))
     cases = [
-        (f"{row['case']}, {row['target']}", own, times)
+        (f"{row['case']}, {row['target']}, {row['mesh']}", own, times)
         for row in rows
         if (own := seconds(row)) and row["plan"] == OWN and (times := templates(rows, row))
     ]

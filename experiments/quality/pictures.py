@@ -10,8 +10,9 @@ from typing import NamedTuple
 _SIZE, _LEFT, _TOP, _ROW, _NAME = 420, 70, 40, 26, 170
 _COLOURS = ("#2f6db5", "#e58b2d", "#3d8f58", "#a0509c", "#616a75")
 
-OFF = 0.1
-"""Points that are off by more are named."""
+OFF, _NAMED = 0.1, 10
+"""Of the points of a case and group that are off by more the worst is named, and of those so many; the page names a
+point that is pointed at."""
 
 STYLE = (
     "svg{font:12px system-ui,sans-serif;display:inline-block;vertical-align:top;margin:8px 24px 8px 0}"
@@ -79,9 +80,7 @@ def predicted_over_compiled(title: str, unit: str, points: Sequence[Point]) -> s
             f"<title>{escape(told)}</title></circle>"
         )
     taken: list[float] = []
-    for p in sorted(points, key=lambda p: -p.said):
-        if abs(p.said / p.made - 1) <= OFF:
-            continue
+    for p in sorted(_worst(points), key=lambda p: -p.said):
         # Under the line to the right of the point; over it to the left, where that has room.
         right = p.said < p.made or x(p.made) < _LEFT + _NAME
         place = y(p.said) + 4
@@ -94,6 +93,18 @@ def predicted_over_compiled(title: str, unit: str, points: Sequence[Point]) -> s
     for at, (group, colour) in enumerate(colours.items()):
         parts.append(_text(_LEFT + 10, _TOP + 18 + 16 * at, group, "", "start", colour))
     return _svg(_LEFT + _SIZE + 190, floor + 46, parts)
+
+
+def _worst(points: Sequence[Point]) -> list[Point]:
+    """The points that are named."""
+    of_case: dict[tuple[str, str], Point] = {}
+    for p in sorted(points, key=_off):
+        of_case[p.name.split()[0], p.group] = p
+    return [p for p in sorted(of_case.values(), key=_off)[-_NAMED:] if abs(p.said / p.made - 1) > OFF]
+
+
+def _off(point: Point) -> float:
+    return abs(math.log(point.said / point.made))
 
 
 def beside_templates(title: str, cases: Sequence[tuple[str, float, dict[str, float]]]) -> str:
