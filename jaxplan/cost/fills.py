@@ -89,12 +89,14 @@ def filled_traffic(
 ) -> None:
     """Counts in `reads` and `writes`, bytes by operand and by result of every operation, what is filled to be read."""
     for fill in found:
-        for value in {value for value, _ in fill.read if fill.written}:
+        if not fill.written:
+            continue
+        for value in {value for value, _ in fill.read}:
             reader = flow.graph.ops[flow.producers[value]]
             like = [i for i, v in enumerate(reader.operands) if flow.graph.values[v].shape]
             for position in like[:1]:
                 _add(reads, reader.index, position, bytes_of[value])
-        if fill.read and fill.written:
+        if fill.read:
             first = fill.written[0][0]
             _add(writes, flow.producers[first], 0, bytes_of[first])
 

@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from ..ir import VIEWS, Graph, settled_values
+from ..ir import VIEWS, Graph, Op, settled_values
 from ..sharding import ELEMENTWISE, MeshAxes
+from .residency import made_of
 from .tiles import device_bytes
 
-_ELEMENTWISE = ELEMENTWISE | {"convert_element_type"}
-_OF_INPUTS = _ELEMENTWISE | VIEWS | {"broadcast_in_dim"}
+_OF_INPUTS = ELEMENTWISE | VIEWS | {"broadcast_in_dim"}
 
 
 def first_layers(graph: Graph, producers: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -73,17 +73,16 @@ def turned_round(
 def _made_of(graph: Graph, producers: Sequence[int], value: int) -> tuple[set[int], set[int]]:
     """The products of its shape that a value is elementwise made of, and all else that it is made of."""
     shape, products, others = graph.values[value].shape, set[int](), set[int]()
-    left, seen = [value], {value}
-    while left:
-        value = left.pop()
-        op = graph.ops[producers[value]] if producers[value] >= 0 else None
-        if op is not None and op.primitive == "dot_general":
-            products.add(op.index)
-        elif op is None or op.primitive not in _ELEMENTWISE or graph.values[value].shape != shape:
-            others.add(value)
+
+    def within(op: Op) -> bool:
+        return op.primitive in ELEMENTWISE and graph.values[op.results[0]].shape == shape
+
+    for found in made_of(graph, producers, value, within):
+        maker = producers[found]
+        if maker >= 0 and graph.ops[maker].primitive == "dot_general":
+            products.add(maker)
         else:
-            left += {*op.operands} - seen
-            seen |= {*op.operands}
+            others.add(found)
     return products, others
 
 
@@ -107,16 +106,9 @@ def _products_in(
 
 def _of_batch(graph: Graph, producers: Sequence[int], state: set[int], value: int) -> bool:
     """Whether a value is elementwise made of arguments that are no state."""
-    left, seen, given = [value], {value}, False
-    while left:
-        value = left.pop()
-        if (maker := producers[value]) < 0:
-            if value in state:
-                return False
-            given |= value in graph.inputs
-        elif graph.ops[maker].primitive not in _OF_INPUTS:
+    given = False
+    for found in made_of(graph, producers, value, lambda op: op.primitive in _OF_INPUTS):
+        if producers[found] >= 0 or found in state:
             return False
-        else:
-            left += {*graph.ops[maker].operands} - seen
-            seen |= {*graph.ops[maker].operands}
+        given |= found in graph.inputs
     return given

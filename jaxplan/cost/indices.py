@@ -27,13 +27,12 @@ from jax.lax import GatherScatterMode
 
 from ..ir import VIEWS, Graph, Op
 from ..sharding import ELEMENTWISE, MeshAxes
+from .residency import made_of
 from .selections import is_selection
 from .tiles import LANES, local_sizes
 
 _HELD = 3 << 22
 """Bytes in f32 of the largest table that a scatter's kernel gathers from or adds to, of two at most; see above."""
-
-_BETWEEN = ELEMENTWISE | {"convert_element_type"}
 
 
 class Prepared(NamedTuple):
@@ -78,7 +77,7 @@ def gathered_for_sums(graph: Graph, op: Op) -> bool:
                 return False
             if other.primitive == "scatter-add" and place == 2 and _are_held(graph, producers, other):
                 continue
-            if other.primitive not in _BETWEEN or graph.values[other.results[0]].shape != graph.values[value].shape:
+            if other.primitive not in ELEMENTWISE or graph.values[other.results[0]].shape != graph.values[value].shape:
                 return False
             if other.results[0] not in seen:
                 seen.add(other.results[0])
@@ -93,16 +92,9 @@ def adds_gathered(graph: Graph, producers: Sequence[int], kinds: Sequence[str], 
 
 def _gathers(graph: Graph, producers: Sequence[int], scatter: Op) -> Iterator[Op]:
     """The gathers that a scatter's updates are elementwise made of."""
-    left, seen = [scatter.operands[2]], {scatter.operands[2]}
-    while left:
-        if (maker := producers[left.pop()]) < 0:
-            continue
-        made = graph.ops[maker]
-        if made.primitive == "gather":
-            yield made
-        elif made.primitive in _BETWEEN:
-            left += {*made.operands} - seen
-            seen |= {*made.operands}
+    for value in made_of(graph, producers, scatter.operands[2], lambda op: op.primitive in ELEMENTWISE):
+        if producers[value] >= 0 and graph.ops[producers[value]].primitive == "gather":
+            yield graph.ops[producers[value]]
 
 
 def _are_held(graph: Graph, producers: Sequence[int], scatter: Op) -> bool:

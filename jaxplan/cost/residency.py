@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -343,6 +343,19 @@ def unmoved(graph: Graph, producers: Sequence[int], value: int) -> int:
     while producers[value] >= 0 and graph.ops[producers[value]].primitive in VIEWS:
         value = graph.ops[producers[value]].operands[0]
     return value
+
+
+def made_of(graph: Graph, producers: Sequence[int], value: int, within: Callable[[Op], bool]) -> Iterator[int]:
+    """What a value is made of by operations `within`: arguments, and what others make; itself if that is made so."""
+    left, seen = [value], {value}
+    while left:
+        value = left.pop()
+        maker = graph.ops[producers[value]] if producers[value] >= 0 else None
+        if maker is None or not within(maker):
+            yield value
+        else:
+            left += {*maker.operands} - seen
+            seen |= {*maker.operands}
 
 
 def unwidened(graph: Graph, producers: Sequence[int], value: int) -> int:

@@ -199,9 +199,10 @@ def _sums(graph: Graph) -> Iterator[int]:
     """Rows that are added up in a table which is no gradient of an argument and that nothing is gathered from: they are
     copied out of rows at once (graph networks' nodes; GraphSAGE on v6e and graph convolutions on v5e)."""
     tables, uses = {graph.values[v].shape for v in settled_values(graph)}, graph.uses()
+    lookups = {op.index for op in graph.lookups()}
     for op in graph.lookups():
-        if op.primitive != "gather" and ("table" in [tiling for _, tiling in _rows_of(op, graph)]):
-            looked_up = any(graph.ops[reader] in graph.lookups() for reader, _ in uses[op.results[0]])
+        if op.primitive != "gather" and "table" in [tiling for _, tiling in _rows_of(op, graph)]:
+            looked_up = any(reader in lookups for reader, _ in uses[op.results[0]])
             if graph.values[op.results[0]].shape not in tables and not looked_up:
                 yield op.results[0]
 
