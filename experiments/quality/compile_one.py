@@ -84,7 +84,7 @@ def main() -> None:
         given.out.write_text(json.dumps(row))
 
     if given.whole or is_gpu(given.target):
-        if given.report:
+        if given.report and is_gpu(given.target):
             options |= {"xla_dump_to": str(folder), "xla_dump_hlo_as_text": True}
         target = jaxplan.target(given.target)
         compiled = compile_for(program, target.mesh(data=len(target.devices)), options)

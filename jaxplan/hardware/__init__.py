@@ -3,6 +3,8 @@ axes."""
 
 from __future__ import annotations
 
+from .assigned import heap_bytes as heap_bytes
+from .assigned import kept_heap as kept_heap
 from .library import available_profiles as available_profiles
 from .library import dump_profile as dump_profile
 from .library import load_profile as load_profile

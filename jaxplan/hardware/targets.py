@@ -11,6 +11,7 @@ import functools
 import math
 import os
 import re
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -22,6 +23,7 @@ from jax.sharding import AxisType, Mesh
 
 from .._jax import is_compile_only
 from ..errors import MeshError, TargetError
+from .assigned import dumping, keep_heap
 
 _GPU_CONFIGS = resources.files(__package__) / "gpu_targets"
 _TPU_NAMES = {"tpu-v5e": "v5e", "tpu-v5p": "v5p", "tpu-v6e": "v6e", "tpu-v7x": "tpu7x"}
@@ -121,7 +123,7 @@ def compile_for(lowered: jax.stages.Lowered, mesh: Mesh, options: Mapping[str, s
 
     Without a GPU XLA times no kernels, and takes its first choice of tiles for those of Triton's; there are products
     that it finds none for and fails (`bf16[8192, 1152]` of a DiT's normalised images, jax 0.10.2).  All products are
-    cuBLAS's then.
+    cuBLAS's then.  Of a TPU program the heap that it takes is kept, see `assigned`.
 
     Args:
       options: more of what `Lowered.compile` is told.
@@ -131,6 +133,11 @@ def compile_for(lowered: jax.stages.Lowered, mesh: Mesh, options: Mapping[str, s
     """
     own = compiler_options(mesh)
     told = own | dict(options or {})
+    if mesh.devices.flat[0].platform == "tpu" and not told.keys() & dumping(""):
+        with tempfile.TemporaryDirectory(prefix="jaxplan-") as folder:
+            compiled = lowered.compile(compiler_options=told | dumping(folder))
+            keep_heap(compiled, folder)
+        return compiled
     try:
         return lowered.compile(compiler_options=told)
     except jax.errors.JaxRuntimeError as refused:

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from ..errors import ArgumentError
+from ..hardware import kept_heap
 from ..sharding import MeshAxes, axes_of_groups, axes_of_pairs
 from .hlo_text import Instruction, Run, Sources, bytes_of, named, runs
 from .replica_groups import groups_of, pairs_of
@@ -164,10 +165,11 @@ def compiled_memory(compiled: Any) -> Memory:
     them once where it decides whether a program fits: of VGG-16's 5.73 GB of temporaries the heap has 4.90, of which
     4.06 are ever alive at once.  A convolution's step beside 13.47 GB of arguments was compiled for v5e, which has
     16.91, with 3.52 GB of temporaries reported (3.41 of heap), an MLP's beside 14.26 GB with 2.89 (2.62); with 0.2 GB
-    more of arguments both were refused, for arguments and heap (libtpu 0.0.42.1).  The heap is half of what is reported
-    and of the most that is alive, which is reported too, with what lies in vector memory: at least the heap.  Where
-    buffers lie in the places of arguments that are copied out of them (`cost.packing.lent`), what these leave empty is
-    reported as gaps as well: a step of 5.06 GB counts as 5.34.
+    more of arguments both were refused, for arguments and heap (libtpu 0.0.42.1).  What `hardware.compile_for` compiled
+    has its heap from XLA's dump.  Of other programs it is half of what is reported and of the most that is alive, which
+    is reported too, with what lies in vector memory: at least the heap.  Where buffers lie in the places of arguments
+    that are copied out of them (`cost.packing.lent`), what these leave empty is reported as gaps as well: a step of
+    5.06 GB counts as 5.34, one of 6.73 as 7.76.
 
     Raises:
       ArgumentError: its backend gives no buffer assignment.
@@ -177,10 +179,13 @@ def compiled_memory(compiled: Any) -> Memory:
         raise ArgumentError(
             f"{compiled!r} has no memory analysis: its backend reports none. Compile for CPU, TPU or GPU."
         )
+    temp_bytes = kept_heap(compiled)
+    if temp_bytes is None:
+        temp_bytes = _heap_bytes(stats) if _platform(compiled) == "tpu" else stats.temp_size_in_bytes
     return Memory(
         argument_bytes=stats.argument_size_in_bytes,
         output_bytes=stats.output_size_in_bytes,
-        temp_bytes=_heap_bytes(stats) if _platform(compiled) == "tpu" else stats.temp_size_in_bytes,
+        temp_bytes=temp_bytes,
         alias_bytes=stats.alias_size_in_bytes,
     )
 

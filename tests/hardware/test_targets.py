@@ -22,6 +22,7 @@ from jaxplan.hardware import (
     available_targets,
     compile_for,
     compiler_options,
+    heap_bytes,
     load_profile,
     profile_for_device_kind,
 )
@@ -113,6 +114,19 @@ def test_products_without_tiles_are_cublas_where_no_gpu_is(
         with pytest.raises(jax.errors.JaxRuntimeError):
             compile_for(lowered, mesh_8)
         assert len(lowered.told) == 1
+
+
+def test_a_heap_is_what_main_memory_holds_of_the_temporaries() -> None:
+    """Arguments, results, a core's own memory (of some colour) and constants are none."""
+    assignment = """BufferAssignment:
+allocation 0: size 201326592, parameter 0, shape |f32[4096,4096]| at ShapeIndex {}:
+allocation 55: size 512, maybe-live-out:
+ value: <3768 copy-start.24{0} @1> (size=40243200,offset=0): f32[50304,200]{0,1:T(8,128)S(1)}
+allocation 314: size 4201234944, preallocated-temp:
+allocation 315: size 136, color 2, preallocated-temp:
+allocation 316: size 64, page 1, preallocated-temp:
+"""
+    assert heap_bytes(assignment) == 4201234944 + 64
 
 
 def test_real_devices_need_no_compiler_options(mesh_8: jax.sharding.Mesh) -> None:
