@@ -53,7 +53,7 @@ class Traffic:
         wide: TPU: see `wide_copies`; scores, twice: TPU: see `added_scores`, `scores_twice`; shared: TPU: see
         `shared_operands`; updates, row_sums, merged: GPU; windows, conversions: TPU.
       kernels: TPU: for every operation the kernel of the vector unit that it is part of; else None throughout.
-      starts: GPU: see `kernel_starts`; parted: GPU: see `parted_rows`.
+      starts: GPU: see `kernel_starts`; sums: TPU: see `products_with_sums`; parted: GPU: see `parted_rows`.
       producers: for every value the operation that makes it, or -1.
       times: when each operation runs, as the index of one.  TPU: what is fused runs as soon as its last operand is
         there, however late it is written (a weight's gradient with the optimizer); GPU: products in loops run late.
@@ -88,6 +88,7 @@ class Traffic:
     merged: tuple[Merging, ...]
     kernels: tuple[VectorKernel | None, ...]
     starts: tuple[float, ...]
+    sums: frozenset[int]
     parted: frozenset[int]
     producers: tuple[int, ...]
     times: tuple[int, ...]

@@ -27,6 +27,7 @@ from .fills import filled_traffic, fills
 from .images import copied_reads, image_lanes, written_for_products
 from .in_place import overwritable
 from .invariants import loop_invariants
+from .joined import joined
 from .kernel_starts import kernel_starts
 from .kinds import COMPUTED_AGAIN, kinds_of, source_values
 from .late_products import late_products
@@ -46,6 +47,7 @@ from .merged_products import mergings
 from .on_chip import residents
 from .outermost import outside_tiles
 from .parted import parted_rows
+from .product_sums import products_with_sums
 from .product_windows import windowed
 from .residency import (
     Flow,
@@ -309,7 +311,8 @@ class _Kernels:
         filled_traffic(flow, filled, self.bytes, reads, writes)
         if tpu:
             table_traffic(flow, self.bytes, reads)
-        vector = vector_kernels(flow, reads, writes, self._at_hand, self.op_level, tables) if tpu else ()
+        kernels = joined(flow, self._at_hand, self.op_level, self.platform)
+        vector = vector_kernels(flow, reads, writes, kernels, tables) if tpu else ()
         orders = orders_of(flow) if gpu else NO_ORDERS
         apart = made_apart(flow, self.cheap, orders) if gpu else {}
         # the first copy of what is made apart is what its kernel writes
@@ -321,24 +324,20 @@ class _Kernels:
         return Traffic(
             stored=stored,
             inside=tuple(m >= 0 and not kept and not source and leaves is None for m, kept, source, leaves in every),
-            reads=tuple(reads),
-            writes=tuple(writes),
-            second_stacks=second_stacks(flow, self.platform),
-            fills=filled,
+            reads=tuple(reads), writes=tuple(writes),
+            second_stacks=second_stacks(flow, self.platform), fills=filled,
             invariants=loop_invariants(flow) if gpu else (),
             over=overwritable(flow, self.stored, times if gpu else None, self.onto.values()) if tpu or gpu else {},
-            images=self.images,
+            images=self.images, scores=self.scores,
             rows={**outside_tiles(flow), **spanned, **tiled_in_rows(self.graph), **lanes_left(flow)} if tpu else {},
             copied_images=copied_reads(self.graph, self.stored, self.producers) if tpu else (),
             tables=tables,
             spread=spread_reads(self.graph, self.images) if self.images else (),
             squares=shared_squares(flow, self.stored) if tpu else (),
             wide=wide_copies(self.graph, stored, self.producers) if tpu else (),
-            scores=self.scores,
             shared=shared_operands(flow, self.stored, self.leaves, self.bytes, self.scores) if tpu else (),
             row_sums=row_sums(flow, self.stored) if gpu else (),
-            apart=apart,
-            updates=updates_of(flow) if gpu else (),
+            apart=apart, updates=updates_of(flow) if gpu else (),
             windows=windowed(flow, reads, updates_of(flow), self.op_level) if tpu else {},
             conversions=conversions(flow, self.stored) if tpu else {},
             reordered={product: value for value, products in turned.items() for product in products},
@@ -346,7 +345,8 @@ class _Kernels:
             merged=mergings(self.graph, self.rules, self.producers, self.loop_of) if gpu else (),
             kernels=vector or (None,) * len(reads),
             parted=parted_rows(self.graph, stored) if gpu else frozenset(),
-            starts=kernel_starts(flow, writes, self._at_hand, self.op_level) if gpu else (),
+            starts=kernel_starts(flow, writes, kernels) if gpu else (),
+            sums=products_with_sums(flow, writes, kernels, vector) if tpu else frozenset(),
             twice=tuple(scores_twice(flow)) if tpu else (),
             producers=tuple(self.producers), times=times, graph=self.graph,
         )

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 
 from ..disjoint import Disjoint
 from ..ir import Op
 from .residency import Flow
 
+_ELEMENTWISE = frozenset({"fused", "reduction"})
+"""Kinds of what is elementwise, up to a sum of it."""
 
-def joined(
-    flow: Flow,
-    at_hand: Callable[[int, Op], bool],
-    levels: Sequence[int],
-    *,
-    taking: Container[str],
-    beside: Container[str],
-) -> Disjoint:
+
+def joined(flow: Flow, at_hand: Callable[[int, Op], bool], levels: Sequence[int], platform: str) -> Disjoint:
     """The operations of a graph by kernel.
+
+    Elementwise work joins the kernels of what it reads and of others that read the same; on TPU products join what they
+    read, too, and sums nothing but that.
 
     Args:
       at_hand: whether a value is made by the kernel that an operation is part of.
       levels: of every operation; those of one level that read a tensor of their own shape are one kernel.
-      taking: kinds of operations that join the kernels of what they read; beside: those that join other readers.
     """
+    taking, beside = (_ELEMENTWISE,) * 2 if platform == "gpu" else (frozenset(flow.kinds), frozenset({"fused"}))
     shapes = [tensor.shape for tensor in flow.graph.values]
     kernels = Disjoint(len(flow.graph.ops))
     readers: dict[tuple[int, int, int], int] = {}

@@ -10,27 +10,20 @@ the first of the loop's others.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from ..disjoint import Disjoint
 from ..ir import Op
-from .joined import joined
 from .residency import Flow
 
-_ELEMENTWISE = frozenset({"fused", "reduction"})
-"""Kinds of what is elementwise, up to a sum of it."""
 
-
-def kernel_starts(
-    flow: Flow, writes: Sequence[Sequence[float]], at_hand: Callable[[int, Op], bool], levels: Sequence[int]
-) -> tuple[float, ...]:
+def kernel_starts(flow: Flow, writes: Sequence[Sequence[float]], kernels: Disjoint) -> tuple[float, ...]:
     """By operation, its share of a kernel's start.
 
     Args:
-      writes: bytes, see `fusion.Traffic`.
-      at_hand, levels: see `joined`.
+      writes: bytes, see `fusion.Traffic`; kernels: see `joined`.
     """
     graph = flow.graph
-    kernels = joined(flow, at_hand, levels, taking=_ELEMENTWISE, beside=_ELEMENTWISE)
     writers: Counter[int] = Counter()
     paid: set[int] = set()
     for op in graph.ops:

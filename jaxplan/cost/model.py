@@ -27,6 +27,7 @@ from .gpu_kernels import operation_seconds
 from .kinds import fused
 from .local_dims import local_dims
 from .on_chip import Resident
+from .product_sums import SUM_BYTES
 from .product_windows import window_seconds
 from .split_k import Product, local_product, padded_bytes, part_bytes
 from .tables import table_bytes
@@ -242,6 +243,9 @@ class CostModel:
             dims = local_dims(rule, self.axes, options, math.prod(graph.values[op.results[0]].shape))
         if op.index in crossing.bodies:
             return np.full(len(options), self._body_seconds(crossing.bodies[op.index]))
+        if op.index in crossing.sums:
+            elements = math.prod(graph.values[op.results[0]].shape)
+            local_bytes += SUM_BYTES * elements / pieces(options.results[0], self.axes)
         made_s = roofline_seconds(flops, local_bytes, dtype, self.profile, matmul=rule.matmul, dims=dims)
         if op.index in crossing.windows and dims is not None:
             alone = ~((options.results[0] == UNREDUCED) & (np.array([size for _, size in self.axes]) > 1)).any(axis=1)

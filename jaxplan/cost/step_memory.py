@@ -32,6 +32,7 @@ from .model import CostModel
 from .padded_images import padded_images
 from .pooling import places_of_poolings
 from .product_slices import slice_scratch
+from .product_sums import without_sums
 from .rings import ring_operands
 from .rounded_sums import Behind, behind_rounded, put_behind
 from .row_sums import written_in_rows
@@ -145,7 +146,8 @@ def step_memory(
         converted += turned_for_loops(graph, axes, crossing.caches, times, values)
         converted += written_in_groups(graph, axes, crossing.grouped, times, lives.needed, values)
         if seconds is not None and not few_images(graph, axes, crossing.images, reads):
-            vector = vector_memory(graph, times, seconds, model.profile)
+            plain = without_sums(graph, axes, crossing.sums, model.profile, reads, seconds)
+            vector = vector_memory(graph, times, plain, model.profile)
         room = 0 if vector is not None else model.profile.on_chip_bytes or 0
         settled = [*back_and_forth(graph, axes, room, times, lives.needed, values)]
     for wide in crossing.wide:

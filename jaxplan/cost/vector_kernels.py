@@ -10,12 +10,12 @@ between the compiler chooses an order that fills the tiles.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from ..disjoint import Disjoint
 from ..ir import Op
 from ..sharding import Rule
-from .joined import joined
 from .residency import Flow
 from .tables import RowUpdate
 
@@ -44,8 +44,7 @@ def vector_kernels(
     flow: Flow,
     reads: Sequence[Sequence[float]],
     writes: Sequence[Sequence[float]],
-    at_hand: Callable[[int, Op], bool],
-    levels: Sequence[int],
+    kernels: Disjoint,
     tables: Sequence[RowUpdate],
 ) -> tuple[VectorKernel | None, ...]:
     """By operation; None for what can't be fused and for products with what joins their kernels, but for what then
@@ -53,11 +52,10 @@ def vector_kernels(
 
     Args:
       reads, writes: bytes, see `fusion.Traffic`.
-      at_hand, levels: see `joined`; tables: see `row_updates`.
+      kernels: see `joined`; tables: see `row_updates`.
     """
     graph = flow.graph
     shapes = [tensor.shape for tensor in graph.values]
-    kernels = joined(flow, at_hand, levels, taking=set(flow.kinds), beside={"fused"})
     outside = {*graph.inputs, *graph.outputs}
     arrays: Counter[int] = Counter()
     along: dict[int, float] = {}

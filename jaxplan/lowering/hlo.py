@@ -21,6 +21,8 @@ _SCATTERED = "all-reduce-scatter"
 """In the name of a fusion that sums and scatters."""
 _ALIASES = re.compile(r"input_output_alias=\{((?:[^{}]|\{[^{}]*\})*)\}")
 _ALIAS = re.compile(r"\{[\d,]*\}: \((\d+),")
+_UNKNOWN_CYCLES = 2**63 - 1
+"""What stands there for kernels without an estimate: scatters of a whole array beside the core, v5p."""
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 
 _KINDS = {
@@ -154,7 +156,7 @@ def instruction_cycles(hlo_text: str, *, while_trips: float = 16.0) -> Iterator[
     """(name, cycles of all its runs) of the instructions that carry an estimate, in program order."""
     for run in runs(hlo_text, while_trips):
         cycles = _CYCLES.search(run.instruction.rest)
-        if cycles and not run.fusion:
+        if cycles and int(cycles.group(1)) < _UNKNOWN_CYCLES and not run.fusion:
             yield run.instruction.name, int(cycles.group(1)) * run.trips
 
 

@@ -187,7 +187,7 @@ class _Builder:
         return self._cache[key]
 
     def _op_cost(self, op: Op, rule: Rule, options: Strategies) -> np.ndarray:
-        moved = (self.crossing.reads[op.index], self.crossing.writes[op.index])
+        moved = (self.crossing.reads[op.index], self.crossing.writes[op.index], op.index in self.crossing.sums)
         dtype = self.graph.values[op.operands[0]].dtype if op.operands else ""
         kernel, body = self.crossing.kernels[op.index], id(self.crossing.bodies.get(op.index))
         kept = self.crossing.kept(op)

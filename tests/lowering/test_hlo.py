@@ -163,6 +163,8 @@ def test_loops_pairs_fusions_and_combined_collectives() -> None:
 
 def test_cycles_are_a_fusions_own_times_its_trips() -> None:
     assert estimated_cycles(LOOP) == 100 * (5 + 3) + 40
+    unknown = LOOP.replace('"estimated_cycles":"100"', '"estimated_cycles":"9223372036854775807"')
+    assert estimated_cycles(unknown) == 40
 
 
 def test_a_loop_that_asks_for_more_than_its_bound_runs_as_often_as_told() -> None:
