@@ -67,6 +67,7 @@ from .shared_gathers import added_in_memory
 from .shared_operands import shared_operands
 from .siblings import beside_sums
 from .sliced import lanes_left
+from .sliced_lists import read_of_sliced_lists
 from .squares import shared_squares
 from .tables import row_updates, tiled_in_rows
 from .turned import updates_of
@@ -97,7 +98,7 @@ class _Kernels:
         products = [op for op in graph.ops if rules[op.index].matmul]
         self.product_operands = {unmoved(graph, self.producers, v) for op in products for v in op.operands}
         self.images = image_lanes(graph, rules) if platform == "tpu" else {}
-        self.laid = written_for_products(graph, self.images)
+        self.laid = written_for_products(graph, self.images) | read_of_sliced_lists(graph)
         self.op_level, self.value_level = [0] * len(graph.ops), [0] * len(graph.values)
         self._find_levels()
         self.onto = dict(added_onto(graph, self.producers)) if platform == "gpu" else {}
@@ -324,15 +325,14 @@ class _Kernels:
         return Traffic(
             stored=stored,
             inside=tuple(m >= 0 and not kept and not source and leaves is None for m, kept, source, leaves in every),
-            reads=tuple(reads), writes=tuple(writes),
-            second_stacks=second_stacks(flow, self.platform), fills=filled,
+            reads=tuple(reads), writes=tuple(writes), fills=filled,
+            second_stacks=second_stacks(flow, self.platform),
             invariants=loop_invariants(flow) if gpu else (),
             over=overwritable(flow, self.stored, times if gpu else None, self.onto.values()) if tpu or gpu else {},
             images=self.images, scores=self.scores,
             rows={**outside_tiles(flow), **spanned, **tiled_in_rows(self.graph), **lanes_left(flow)} if tpu else {},
             copied_images=copied_reads(self.graph, self.stored, self.producers) if tpu else (),
-            tables=tables,
-            spread=spread_reads(self.graph, self.images) if self.images else (),
+            tables=tables, spread=spread_reads(self.graph, self.images) if self.images else (),
             squares=shared_squares(flow, self.stored) if tpu else (),
             wide=wide_copies(self.graph, stored, self.producers) if tpu else (),
             shared=shared_operands(flow, self.stored, self.leaves, self.bytes, self.scores) if tpu else (),

@@ -19,7 +19,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ..ir import Graph, Op
-from ..sharding import ELEMENTWISE, Rule
+from ..sharding import Rule
 
 Lanes = tuple[int, int]
 """The two dimensions that may lie in lanes, the batch and the channels."""
@@ -29,10 +29,6 @@ _ROWS = 8
 
 _WINDOWS = ("reduce_window", "select_and_scatter", "select_and_gather", "pad", "concatenate")
 """Primitives, by how their names begin, whose operands and results have the same dimensions in the same places."""
-
-
-_LISTED = ELEMENTWISE | {"concatenate", "convert_element_type"}
-"""Primitives that make a list of patches of one."""
 
 
 def image_lanes(graph: Graph, rules: Sequence[Rule]) -> Mapping[int, Lanes]:
@@ -98,12 +94,9 @@ def written_for_products(graph: Graph, lanes: Mapping[int, Lanes]) -> set[int]:
 
     A product makes an image in the order of its dimensions where its rows of pixels fill their tiles; what is computed
     elementwise in the layout of convolutions is not fused into it (a ConvNeXt's normalised images of 56 pixels a side;
-    those of 28, 14 and 7 pixels are normalised in the product; v5e and v5p, jax 0.10.2, libtpu 0.0.42.1).  Nor is what
-    is computed of patches that a convolution made, a list of which lies with the batch in rows: the normalisations of a
-    vision transformer, where none of a language model's is in memory (twelve of six layers, 14 x 14 patches and a token
-    and 16 x 16 without one, v5e).
+    those of 28, 14 and 7 pixels are normalised in the product; v5e and v5p, jax 0.10.2, libtpu 0.0.42.1).
     """
-    found = _of_patches(graph, lanes)
+    found = set[int]()
     for op in graph.ops:
         if op.primitive == "dot_general":
             for value in op.operands:
@@ -113,27 +106,6 @@ def written_for_products(graph: Graph, lanes: Mapping[int, Lanes]) -> set[int]:
                     if pixels[-1] % _ROWS == 0 and pixels[-1] > 1:
                         found.add(value)
     return found
-
-
-def _of_patches(graph: Graph, lanes: Mapping[int, Lanes]) -> set[int]:
-    """What products of matrices read that is elementwise computed of a list of patches, outside of loops."""
-    producers = graph.producers()
-    listed, read = set[int](), set[int]()
-    for op in graph.ops:
-        if not op.operands or not op.results:
-            continue
-        shape = graph.values[op.results[0]].shape
-        if op.primitive == "reshape":
-            image = graph.values[op.operands[0]].shape
-            if op.operands[0] in lanes and len(image) > len(shape) == 3 and image[:: len(image) - 1] == shape[::2]:
-                listed.update(op.results)
-        elif op.primitive in _LISTED and len(shape) == 3:
-            if any(graph.values[v].shape[::2] == shape[::2] for v in op.operands if v in listed):
-                listed.update(op.results)
-        elif op.primitive == "dot_general":
-            made = [v for v in op.operands if v in listed and producers[v] >= 0]
-            read.update(v for v in made if graph.ops[producers[v]].primitive not in ("reshape", "concatenate"))
-    return read
 
 
 def _handing(

@@ -44,7 +44,9 @@ def _batched(flow: Flow) -> dict[int, frozenset[int]]:
         summed, batched = op.params["dimension_numbers"]
         beside = [*zip(op.operands, batched, strict=True), (op.results[0], range(len(batched[0])))]
         if not batched[0]:
-            fixed.update(value for value, _ in beside)
+            # heads and columns summed at once are read where the product that made them has them
+            merged = [v for v, s in zip(op.operands, summed, strict=True) if len(s) == 1]
+            fixed.update((*merged, op.results[0]))
             continue
         if any(_alone(graph.values[v].shape, {*s, *b}) for v, s, b in zip(op.operands, summed, batched, strict=True)):
             continue
