@@ -10,10 +10,12 @@ images of 14 to 112 pixels a side, compiled for v5e, jax 0.10.2, libtpu 0.0.42.1
 What is padded, concatenated with something or moved around a dimension is in memory before: XLA for TPU fuses nothing
 with its reader through a pad, which all of these are compiled to (steps of one elementwise kernel before and one after,
 sums, products or nothing, along any dimension; slices that are padded are written, too; padding by nothing, or by less,
-is fused).  It rounds before it pads, where the program rounds next.  So of a language model's loss over
-`logits[:, :-1]` the logits' gradient is in memory, of one over all logits it is not.  And a product's kernel goes on
-until what it makes is read several times or sliced: f32 capped logits that are sliced are written in the place of bf16
-logits, which are kept where nothing but a conversion is between (sixteen functions; v5e, jax 0.10.2, 2026-11-23).
+is fused).  It rounds before it pads, where the program rounds next, and where products of f32 are all that reads it:
+what is put together is written in bf16 (a radiance field's layer that reads its positions again).  So of a language
+model's loss over `logits[:, :-1]` the logits' gradient is in memory, of one over all logits it is not.  And a product's
+kernel goes on until what it makes is read several times or sliced: f32 capped logits that are sliced are written in the
+place of bf16 logits, which are kept where nothing but a conversion is between (sixteen functions; v5e, jax 0.10.2,
+2026-11-23).
 
 XLA for GPU stores a tanh in bf16 that the backward pass reads again, though its argument is in memory too: of a gelu
 the argument, the tanh and the result (MLPs of six layers, GPTs of four unrolled ones, a BERT and a ConvNeXt, compiled
@@ -38,6 +40,7 @@ from collections.abc import Iterator, Sequence
 from ..ir import Graph, Op, Value
 from ..sharding import Rule
 from .indices import adds_gathered, gathered_for_sums, unviewed
+from .precision import rounds_operands
 from .residency import unmoved
 from .selections import gathered_from, is_selection
 from .sorting import selected_from, selects
@@ -113,6 +116,8 @@ def _widened(graph: Graph, producers: Sequence[int]) -> set[int]:
         if op.primitive in _WIDENED and (op.primitive != "pad" or any(max(s) > 0 for s in op.params["padding_config"])):
             readers = [graph.ops[reader] for reader, _ in uses[op.results[0]]]
             rounded = [r.results[0] for r in readers if _rounds(graph, r)]
+            if op.primitive == "concatenate" and readers and all(_multiplies_rounded(graph, r) for r in readers):
+                rounded = [op.results[0]] * len(readers)
             read = op.operands[:1] if op.primitive == "pad" else op.operands
             found.update(
                 rounded if len(rounded) == len(readers) else (unmoved(graph, producers, value) for value in read)
@@ -147,6 +152,12 @@ def _rounds(graph: Graph, op: Op) -> bool:
     if op.primitive != "convert_element_type":
         return False
     return graph.values[op.results[0]].item_bytes < graph.values[op.operands[0]].item_bytes
+
+
+def _multiplies_rounded(graph: Graph, op: Op) -> bool:
+    """Whether an operation is a product that rounds its f32 operands."""
+    read = graph.values[op.operands[0]]
+    return op.primitive == "dot_general" and (read.narrowed or read.item_bytes == 4) and rounds_operands(op, graph)
 
 
 def is_dear(graph: Graph, op: Op, normalised: bool = False) -> bool:

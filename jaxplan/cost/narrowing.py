@@ -29,16 +29,13 @@ is gathered, stacked or kept.  What programs compiled for v5e showed (jax 0.10.2
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from jax.lax import Precision
-
-from ..ir import Graph, Op
+from ..ir import Graph
 from ..sharding import Rule
 from .masks import DEAR
+from .precision import rounds_operands
 
 _MOVES = frozenset(
     {"abs", "broadcast_in_dim", "clamp", "concatenate", "copy", "copy_p", "expand_dims", "max", "min",
@@ -69,7 +66,7 @@ def narrowed(graph: Graph, rules: Sequence[Rule], platform: str) -> Graph:
         if v.dtype == "float32" and v.shape and uses[v.index] and v.index not in fixed and producers[v.index] >= 0
         and ops[producers[v.index]].primitive != "device_put"  # it arrives from the host as it lies there
     }  # fmt: skip
-    rounding = {op.index for op in ops if rules[op.index].matmul and _rounds(op, graph)}
+    rounding = {op.index for op in ops if rules[op.index].matmul and rounds_operands(op, graph)}
     tied: dict[int, list[int]] = {}  # a loop's carry and what its iterations write into it
     for op in ops:
         if op.primitive == "carry_next":
@@ -120,21 +117,3 @@ def _widened(graph: Graph, rules: Sequence[Rule]) -> Graph:
         return graph
     values = (replace(v, dtype="float32", item_bytes=4.0) if v.index in wide else v for v in graph.values)
     return replace(graph, values=tuple(values))
-
-
-def _rounds(op: Op, graph: Graph) -> bool:
-    """Whether a product rounds f32 operands to bf16."""
-    precision: Any = op.params.get("precision", Precision.HIGHEST)
-    both = precision if isinstance(precision, tuple) else (precision, precision)
-    if any(one is not None and one != Precision.DEFAULT for one in both):
-        return False
-    return op.primitive == "conv_general_dilated" or (op.primitive == "dot_general" and not _by_vector(op, graph))
-
-
-def _by_vector(op: Op, graph: Graph) -> bool:
-    """Whether one operand of a product has nothing but what is summed and what both are batched over."""
-    sides = zip(op.operands, *op.params["dimension_numbers"], strict=True)
-    return any(
-        math.prod(n for d, n in enumerate(graph.values[v].shape) if d not in (*summed, *batch)) == 1
-        for v, summed, batch in sides
-    )

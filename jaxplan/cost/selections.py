@@ -82,8 +82,9 @@ def _leads_to(graph: Graph, made: int, gather: Op) -> bool:
 
 def _made_beside(graph: Graph, stored: Sequence[bool], producers: Sequence[int]) -> Iterator[WideCopy]:
     """Of gathers whose operand XLA for TPU makes late, at once with something else that is made of the same: of bf16
-    logits their f32 log-probabilities with the gradient that is written for its products; but not of f32 logits
-    (losses of all but the last token, compiled for v5e, jax 0.10.2, libtpu 0.0.42.1).
+    logits their f32 log-probabilities with the gradient that is written for its products; but not of f32 logits, nor
+    what the logits' own kernel makes, as a cap on them (losses of all but the last token and of capped logits, compiled
+    for v5e, jax 0.10.2, libtpu 0.0.42.1).
 
     Outside of loops, and where both are elementwise and as large as what they are made of.
     """
@@ -94,28 +95,36 @@ def _made_beside(graph: Graph, stored: Sequence[bool], producers: Sequence[int])
             continue
         shape, maker = graph.values[value].shape, graph.ops[producers[value]]
         width = graph.values[value].item_bytes
-        read = {v for v in _large_leaves(graph, stored, producers, maker) if graph.values[v].item_bytes < width}
+        leaves, waited = _large_leaves(graph, stored, producers, maker)
+        read = {v for v in leaves if graph.values[v].item_bytes < width}
+        if max((producers[v] for v in waited), default=-1) <= max((producers[v] for v in read), default=-1):
+            continue
         for op in graph.ops[maker.index + 1 :]:
             made = [v for v in op.results if stored[v] and graph.values[v].shape == shape]
             if made and op.primitive in ELEMENTWISE and not around[op.index]:
-                if not read.isdisjoint(_large_leaves(graph, stored, producers, op)):
+                if not read.isdisjoint(_large_leaves(graph, stored, producers, op)[0]):
                     yield WideCopy(op.index, gather.index, op.index)
 
 
-def _large_leaves(graph: Graph, stored: Sequence[bool], producers: Sequence[int], op: Op) -> set[int]:
-    """What is in memory of what an elementwise operation is computed of, of at least as many elements."""
+def _large_leaves(
+    graph: Graph, stored: Sequence[bool], producers: Sequence[int], op: Op
+) -> tuple[set[int], set[int]]:
+    """What is in memory of what an elementwise operation is computed of, of at least as many elements, and the smaller
+    values beside."""
     size = math.prod(graph.values[op.results[0]].shape)
-    found, seen, left = set[int](), set[int](), [*op.operands]
+    found, seen, smaller, left = set[int](), set[int](), set[int](), [*op.operands]
     while left:
         value = left.pop()
-        if value in seen or math.prod(graph.values[value].shape) < size:
+        if math.prod(graph.values[value].shape) < size:
+            smaller.add(value)
+        if value in seen or value in smaller:
             continue
         seen.add(value)
         if stored[value] or producers[value] < 0:
             found.add(value)
         else:
             left += graph.ops[producers[value]].operands
-    return found
+    return found, smaller
 
 
 def added_onto(graph: Graph, producers: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -109,6 +109,18 @@ def test_log_probabilities_are_made_beside_the_gradient_on_tpu(wide: bool) -> No
     assert [(value.dtype, op.primitive) for value, op in found] == ([] if wide else [("float32", "add_any")])
 
 
+def test_capped_logits_are_made_once_on_tpu() -> None:
+    """By the logits' own kernel, in f32 and with nothing to wait for: 2848 MB of a GPT were planned, 1988 compiled."""
+
+    def loss(w: Any, h: Any, y: Any) -> Any:
+        logits = 15 * jnp.tanh((h @ w).astype(jnp.float32) / 15)
+        return cross_entropy(logits, y).mean()
+
+    graph, crossing = crossed(jax.value_and_grad(loss, (0, 1)), W, H, Y, platform="tpu")
+    gather = next(op for op in graph.ops if op.primitive == "gather")
+    assert crossing.stored[gather.operands[0]] and crossing.wide == ()
+
+
 def test_what_is_gathered_from_wide_logits_is_gathered_at_once() -> None:
     """Whatever waits for its indices in the program: a logsumexp stands between them and the logits."""
 
