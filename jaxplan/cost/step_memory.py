@@ -41,6 +41,7 @@ from .shared_operands import written_operands
 from .sorting import sorting_scratch
 from .split_k import split_scratch
 from .tables import ListCopy, list_copies
+from .tied_tables import after_lookups
 from .tiles import device_bytes
 from .turned import turned_updates
 from .turned_caches import turned_for_loops
@@ -82,6 +83,7 @@ def step_memory(
             times = held_back(graph, axes, stored, times, values, reads)
     lists: Sequence[ListCopy] = ()
     if model.profile.kind == "tpu":
+        times = after_lookups(graph, times, values, reads)
         lists = [*list_copies(graph, axes, values, reads, times, model.profile.on_chip_bytes or 0)]
         scattered = {one.value: one.stop - 1 for one in lists if one.size and one.given_up and one.in_rows}
         if model.profile.sparse_core_copies and scattered:
