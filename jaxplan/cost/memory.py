@@ -13,7 +13,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -77,6 +77,7 @@ def simulate_memory(
     converted: Sequence[Converted] = (),
     listed: Mapping[int, int] | None = None,
     late: Mapping[int, int] | None = None,
+    halved: Collection[int] = (),
     vector: VectorMemory | None = None,
 ) -> MemoryProfile:
     """The live sets of `graph`.
@@ -87,7 +88,8 @@ def simulate_memory(
         runs; see `Traffic`.
       op_scratch: bytes that operations need beside their results while they run, see `split_k` and `pooling`.
       beside: (start, stop, bytes) of what else is copied; back_and_forth, converted: see there; listed: values whose
-        copies are read: from when on; late: values that are made when they are read alone: since when.
+        copies are read: from when on; late: values that are made when they are read alone: since when; halved: f32
+        values in whose place bf16 ones are kept.
       waited: values that wait behind a loop: until when, and the share of their bytes that they wait in.
       platform: "tpu", "gpu" or "cpu", see `device_bytes`; whole_sums: see `CostModel.whole_sums`;
         images, over, copied_images, tables, spread, squares: see `Traffic`.
@@ -112,6 +114,7 @@ def simulate_memory(
 
     def local(value: int, row: np.ndarray, as_read: Value | None = None) -> int:
         tensor, tiling = as_read or graph.values[value], tilings.get(value, "any")
+        tensor = tensor.narrow() if value in halved else tensor
         key = (tensor.shape, tensor.item_bytes, tensor.narrowed, tensor.host, row.tobytes(), tiling)
         if key not in known:
             size = int(device_bytes(tensor, row[None, :], axes, platform, tiling)[0])

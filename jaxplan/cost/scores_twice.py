@@ -15,10 +15,12 @@ next kernel reads them and writes the argument beside them:
   turned round before).
 
 Where a device has one sequence, or one head of each, they are one kernel: of the product's batch dimensions, of which
-the program has two, one is left.  120 layers of attention without gradients, 512 to 8192 tokens, heads of 64 to 256
-columns, scanned and not, compiled for v5e, eight of them for v5p; 60 more, trained and not, of one sequence or one head
-a device, up to 16384 tokens, for v5e and v6e (jax 0.10.2, libtpu 0.0.42.1).  Batch and number of heads change nothing
-else.
+the program has two, one is left.  Of scores that are converted from bf16 that kernel writes these and the maxima, and
+whoever reads the argument computes it of them: half as much (40 layers of 2048 to 8192 tokens, with gradients and
+without, computed again and not, compiled for v5e, v5p and v6e).  120 layers of attention without gradients, 512 to 8192
+tokens, heads of 64 to 256 columns, scanned and not, compiled for v5e, eight of them for v5p; 60 more, trained and not,
+of one sequence or one head a device, up to 16384 tokens, for v5e and v6e (jax 0.10.2, libtpu 0.0.42.1).  Batch and
+number of heads change nothing else.
 
 On v6e, where a device has several of both, neither is so.  There masked scores of some 3000 keys on are read by their
 softmax's kernel as the product makes them, and so are the mask, what it is filled with and what the scores are scaled
@@ -142,14 +144,36 @@ def twice_in_memory(
     return [*scores, *beside.values()], late
 
 
+def kept_as_made(
+    graph: Graph, axes: MeshAxes, found: Sequence[Twice], reads: Mapping[tuple[int, int], np.ndarray]
+) -> frozenset[int]:
+    """The arguments of exponentials in whose place the narrower scores that they are computed of are kept.
+
+    Args:
+      reads: see `simulate_memory`.
+    """
+    return frozenset(
+        value for one in found if one.narrow and (keys := reads.get((one.product, one.place))) is not None
+        if _one_kernel(graph, axes, one, keys) for value in graph.ops[one.subtracted].results
+    )  # fmt: skip
+
+
+def _one_kernel(graph: Graph, axes: MeshAxes, one: Twice, keys: np.ndarray) -> bool:
+    """Whether a device has one place of all but one of a product's batch dimensions; `keys`: the keys' layout."""
+    op = graph.ops[one.product]
+    shape, (_, batched) = graph.values[op.operands[one.place]].shape, op.params["dimension_numbers"]
+    sizes = local_sizes(shape, keys[None], axes)[0]
+    batches = [d for d in batched[one.place] if shape[d] > 1]
+    return len(batches) > 1 and sum(sizes[d] > 1 for d in batches) < 2
+
+
 def _lies_apart(graph: Graph, axes: MeshAxes, one: Twice, keys: np.ndarray, written_out: int) -> bool:
     """Whether these scores are made in one kernel and read by the next; `keys`: the layout of the product's keys."""
-    op = graph.ops[one.product]
-    tensor, (contracted, batched) = graph.values[op.operands[one.place]], op.params["dimension_numbers"]
-    sizes = local_sizes(tensor.shape, keys[None], axes)[0]
-    batches = [d for d in batched[one.place] if tensor.shape[d] > 1]
-    if len(batches) > 1 and sum(sizes[d] > 1 for d in batches) < 2:
+    if _one_kernel(graph, axes, one, keys):
         return False
+    op = graph.ops[one.product]
+    tensor, (contracted, _) = graph.values[op.operands[one.place]], op.params["dimension_numbers"]
+    sizes = local_sizes(tensor.shape, keys[None], axes)[0]
     columns = float(np.prod([sizes[d] for d in contracted[one.place]]))
     tokens = float(np.prod([sizes[d] for d in _free_dims(graph, one.product, one.place)]))
     held = tokens * columns * (_WIDE if one.scaled else tensor.item_bytes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -36,7 +36,7 @@ from .product_sums import without_sums
 from .rings import ring_operands
 from .rounded_sums import Behind, behind_rounded, put_behind
 from .row_sums import written_in_rows
-from .scores_twice import twice_in_memory
+from .scores_twice import kept_as_made, twice_in_memory
 from .shared_operands import written_operands
 from .sorting import sorting_scratch
 from .split_k import split_scratch
@@ -109,6 +109,7 @@ def step_memory(
     beside += places_of_poolings(graph, axes, times, reads, model.profile)
     beside += turned_updates(graph, axes, crossing.updates, times, values, reads)
     late: dict[int, int] = {}
+    halved: Collection[int] = ()
     given_up = {one.value: one.stop - 1 for one in lists if one.given_up}
     vector = None
     settled: Sequence[BackAndForth] = ()
@@ -138,6 +139,7 @@ def step_memory(
                 beside.append((start, stop, int(device_bytes(graph.values[value], row[None], axes, "tpu")[0])))
         written_out = model.profile.masked_tokens or 0
         scores, late = twice_in_memory(graph, axes, crossing.twice, times, reads, written_out)
+        halved = kept_as_made(graph, axes, crossing.twice, reads)
         beside += scores
         if model.profile.turns_first_layers:
             beside += turned_round(graph, axes, crossing.firsts, model.profile.on_chip_bytes or 0, times, values)
@@ -165,7 +167,7 @@ def step_memory(
         copied_images=crossing.copied_images, tables=crossing.tables, spread=crossing.spread, squares=crossing.squares,
         platform=model.profile.kind, whole_sums=model.whole_sums,
         vector=vector, lives=lives, converted=converted,
-        beside=beside, back_and_forth=settled, late=late, listed=given_up,
+        beside=beside, back_and_forth=settled, late=late, halved=halved, listed=given_up,
     )  # fmt: skip
     room = model.profile.usable_bytes
     if behind is None or most_behind is not None or found.peak_bytes <= room:

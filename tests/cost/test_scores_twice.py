@@ -12,7 +12,7 @@ import pytest
 
 import jaxplan
 from jaxplan.cost import Traffic, traffic
-from jaxplan.cost.scores_twice import twice_in_memory
+from jaxplan.cost.scores_twice import kept_as_made, twice_in_memory
 from jaxplan.ir import trace
 from jaxplan.lowering import compiled_memory
 from jaxplan.sharding import NONE, graph_rules
@@ -173,18 +173,25 @@ def test_of_one_sequence_or_one_head_a_device_they_lie_once(dim: int) -> None:
             axes = (("data", BATCH), *((name, 1) for name in "abc"))
             found, late = twice_in_memory(traced.graph, axes, crossing.twice, crossing.times, reads, written_out)
             assert bool(found) == bool(late) == (cut == NONE)
+            narrow = [one._replace(narrow=True) for one in crossing.twice]
+            kept = kept_as_made(traced.graph, axes, narrow, reads)
+            arguments_ = {v for one in narrow for v in traced.graph.ops[one.subtracted].results}
+            assert kept == (set() if cut == NONE else arguments_)
+            assert not kept_as_made(traced.graph, axes, crossing.twice, reads)
 
 
 @pytest.mark.aot_tpu
+@pytest.mark.parametrize("wide", [True, False])
 @pytest.mark.parametrize("target", ["tpu-v5e", "tpu-v6e"])
-def test_of_one_sequence_a_device_they_are_compiled_once(target: str) -> None:
-    case, batch = Attention(4096, 4, None, 128), 8
+def test_of_one_sequence_a_device_they_are_compiled_once(target: str, wide: bool) -> None:
+    """In the place of arguments that are converted from bf16 scores these are kept."""
+    case, batch = Attention(4096, 4, None, 128, wide=wide), 8
     mesh = jaxplan.target(f"{target}:2x4").mesh(data=8)
     options = {"search": "data", "compare_templates": False}
     step = jaxplan.auto_shard(step_of(case), mesh, hardware=target, options=options)
     compiled = compiled_memory(step.lower(*arguments(case, batch)).compile()).peak_bytes
     planned = step.plan(*arguments(case, batch)).cost.peak_bytes
-    scores = batch // 8 * case.keys * case.tokens**2 * 4
+    scores = batch // 8 * case.keys * case.tokens**2 * (4 if wide else 2)
     assert [compiled // scores, planned // scores] == [1, 1]
 
 
