@@ -133,7 +133,8 @@ def compile_for(lowered: jax.stages.Lowered, mesh: Mesh, options: Mapping[str, s
     """
     own = compiler_options(mesh)
     told = own | dict(options or {})
-    if mesh.devices.flat[0].platform == "tpu" and not told.keys() & dumping(""):
+    dumped = "xla_dump_to" in told or "xla_dump_to" in os.environ.get("XLA_FLAGS", "")  # where the user wants it
+    if mesh.devices.flat[0].platform == "tpu" and not dumped:
         with tempfile.TemporaryDirectory(prefix="jaxplan-") as folder:
             compiled = lowered.compile(compiler_options=told | dumping(folder))
             keep_heap(compiled, folder)
