@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxplan.hardware import heap_bytes
+
 _AFTER, _ASSIGNMENT = "*after_optimizations_after_buffer_assignment.txt", "*after_optimizations-buffer-assignment.txt"
 
 
@@ -46,7 +48,7 @@ def until_assigned(lowered: Any, options: Mapping[str, Any], folder: Path) -> tu
 
 def assigned_memory(text: str) -> dict[str, int]:
     """Bytes of one device's main memory by the kind of allocation, from XLA's dump of its buffer assignment."""
-    sizes = {"argument": 0, "output": 0, "alias": 0, "temp": 0}
+    sizes = {"argument": 0, "output": 0, "alias": 0, "temp": heap_bytes(text)}
     for line in text.splitlines():
         found = re.match(r"allocation \d+: size (\d+)(.*)", line)
         if not found or "color" in found[2] or "thread-local" in found[2] or "constant" in found[2]:
@@ -59,8 +61,6 @@ def assigned_memory(text: str) -> dict[str, int]:
                 sizes["output"] += size
         elif "maybe-live-out" in found[2] or "output shape" in found[2]:
             sizes["output"] += size
-        elif "temp" in found[2]:
-            sizes["temp"] += size
     return sizes
 
 

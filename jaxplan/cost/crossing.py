@@ -28,6 +28,7 @@ from .selections import WideCopy
 from .shared_operands import SharedOperand
 from .squares import Squares
 from .tables import RowUpdate
+from .tied_tables import Tied, tied_tables
 from .tiles import Tiling
 from .turned import Update
 from .turned_caches import TurnedCache, turned_caches
@@ -115,6 +116,11 @@ class Traffic:
     def firsts(self) -> tuple[tuple[int, ...], ...]:
         """See `first_layers`."""
         return tuple(first_layers(self.graph, self.producers))
+
+    @functools.cached_property
+    def tied(self) -> tuple[Tied, ...]:
+        """See `tied_tables`."""
+        return tuple(tied_tables(self.graph))
 
     @functools.cached_property
     def caches(self) -> tuple[TurnedCache, ...]:

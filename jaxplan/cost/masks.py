@@ -117,7 +117,8 @@ def _widened(graph: Graph, producers: Sequence[int]) -> set[int]:
             readers = [graph.ops[reader] for reader, _ in uses[op.results[0]]]
             rounded = [r.results[0] for r in readers if _rounds(graph, r)]
             if op.primitive == "concatenate" and readers and all(_multiplies_rounded(graph, r) for r in readers):
-                rounded = [op.results[0]] * len(readers)
+                found.update(op.results)
+                continue
             read = op.operands[:1] if op.primitive == "pad" else op.operands
             found.update(
                 rounded if len(rounded) == len(readers) else (unmoved(graph, producers, value) for value in read)

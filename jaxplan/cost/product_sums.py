@@ -19,8 +19,9 @@ import numpy as np
 from ..disjoint import Disjoint
 from ..hardware import Profile
 from ..ir import Graph, Op
-from ..sharding import MeshAxes
+from ..sharding import NONE, MeshAxes
 from .residency import Flow
+from .tiles import local_sizes
 from .vector_kernels import VectorKernel
 
 SUM_BYTES = 4
@@ -69,11 +70,13 @@ def without_sums(
     Args:
       reads: layout rows of operands, by operation and position.
     """
-    found = dict(seconds)
+    found, whole = dict(seconds), np.full(len(axes), NONE)
     for index in products & found.keys():
         op = graph.ops[index]
         (summed, _), (shared, _) = op.params["dimension_numbers"]
-        left, right = (_local(graph.values[v].shape, reads.get((index, i)), axes) for i, v in enumerate(op.operands))
+        rows = (reads.get((index, place), whole)[None] for place in range(2))
+        shapes = (graph.values[v].shape for v in op.operands)
+        left, right = (local_sizes(*sides, axes)[0] for sides in zip(shapes, rows, strict=True))
         length = math.prod(left[dim] for dim in summed)
         elements = math.prod(left) * math.prod(right) / length**2 / math.prod(left[dim] for dim in shared)
         dtype = graph.values[op.operands[0]].dtype
@@ -81,12 +84,3 @@ def without_sums(
         sums_s = SUM_BYTES * elements / (profile.hbm_bytes_per_s * profile.hbm_efficiency)
         found[index] = min(found[index], max(op.trips * flops_s, found[index] - op.trips * sums_s))
     return found
-
-
-def _local(shape: Sequence[int], row: np.ndarray | None, axes: MeshAxes) -> list[float]:
-    """A device's share of every dimension; `row`: None where all is whole."""
-    sizes = [float(max(size, 1)) for size in shape]
-    for (_, count), dim in zip(axes, () if row is None else row, strict=row is not None):
-        if dim >= 0:
-            sizes[dim] /= count
-    return sizes

@@ -83,7 +83,7 @@ def step_memory(
             times = held_back(graph, axes, stored, times, values, reads)
     lists: Sequence[ListCopy] = ()
     if model.profile.kind == "tpu":
-        times = after_lookups(graph, times, values, reads)
+        times = after_lookups(graph, crossing.tied, times, values, reads)
         lists = [*list_copies(graph, axes, values, reads, times, model.profile.on_chip_bytes or 0)]
         scattered = {one.value: one.stop - 1 for one in lists if one.size and one.given_up and one.in_rows}
         if model.profile.sparse_core_copies and scattered:

@@ -12,6 +12,7 @@ table's columns cut they are not; jax 0.10.2, libtpu 0.0.42.1, 2026-11-28).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,8 +23,40 @@ from .held_back import behind_loops, run_later
 _SAME = frozenset({"convert_element_type", "reshape", "transpose"})
 
 
+class Tied(NamedTuple):
+    """A product and the scatter whose result is added to its own; `read`: as which operands, of which operations, both
+    are handed on to the sum, the product's own to the sum last."""
+
+    product: int
+    scatter: int
+    read: tuple[tuple[int, int], ...]
+
+
+def tied_tables(graph: Graph) -> Iterator[Tied]:
+    """Those after the last loop whose results nothing else reads."""
+    producers, uses = graph.producers(), graph.uses()
+    begins = next((op.index for op in behind_loops(graph)), len(graph.ops))
+
+    def handed_on(value: int) -> tuple[int, list[tuple[int, int]]]:
+        read: list[tuple[int, int]] = []
+        while (maker := producers[value]) >= 0 and len(uses[value]) == 1:
+            if graph.ops[maker].primitive not in _SAME:
+                return maker, read
+            read.append((maker, 0))
+            value = graph.ops[maker].operands[0]
+        return -1, read
+
+    for op in graph.ops[begins:]:
+        for place in (0, 1) if op.primitive in SUMS and len(op.operands) == 2 else ():
+            (product, own), (scatter, other) = (handed_on(op.operands[p]) for p in (place, 1 - place))
+            if begins <= product < scatter and graph.ops[product].primitive == "dot_general":
+                if graph.ops[scatter].primitive == "scatter-add":
+                    yield Tied(product, scatter, (*other, *own, (op.index, place)))
+
+
 def after_lookups(
     graph: Graph,
+    found: Sequence[Tied],
     times: Sequence[int],
     values: Mapping[int, np.ndarray],
     reads: Mapping[tuple[int, int], np.ndarray],
@@ -31,44 +64,17 @@ def after_lookups(
     """`times` of a step on TPU with such products run once the scatter that they wait for has; themselves without any.
 
     Args:
+      found: see `tied_tables`.
       values, reads: the layout row of every value where it is made, and of every operand as it is read.
     """
-    last = behind_loops(graph)
-    begins = last[0].index if last else len(graph.ops)
+
+    def as_made(use: tuple[int, int]) -> bool:
+        made, read = values.get(graph.ops[use[0]].operands[use[1]]), reads.get(use)
+        return made is not None and read is not None and np.array_equal(made, read)
+
     until = {
-        product: max(times[scatter], times[product])
-        for product, scatter in _added(graph, values, reads)
-        if product >= begins
+        one.product: max(times[one.scatter], times[one.product])
+        for one in found
+        if all(map(as_made, one.read)) and UNREDUCED not in reads[one.read[-1]]
     }
-    return run_later(last, times, until) if until else tuple(times)
-
-
-def _added(
-    graph: Graph, values: Mapping[int, np.ndarray], reads: Mapping[tuple[int, int], np.ndarray]
-) -> Iterator[tuple[int, int]]:
-    """(product, scatter) whose results are added as they were made, and read by nothing else."""
-    producers, uses = graph.producers(), graph.uses()
-
-    def made(value: int) -> int:
-        while producers[value] >= 0 and len(uses[value]) == 1:
-            op = graph.ops[producers[value]]
-            if op.primitive not in _SAME:
-                return op.index
-            reader = (op.index, 0)
-            before = values.get(op.operands[0])
-            if before is None or reader not in reads or not np.array_equal(before, reads[reader]):
-                return -1
-            value = op.operands[0]
-        return -1
-
-    for op in graph.ops:
-        if op.primitive not in SUMS or len(op.operands) != 2:
-            continue
-        for place in (0, 1):
-            product, scatter = made(op.operands[place]), made(op.operands[1 - place])
-            if min(product, scatter) < 0 or graph.ops[product].primitive != "dot_general":
-                continue
-            row, read = values.get(op.operands[place]), reads.get((op.index, place))
-            complete = row is not None and read is not None and np.array_equal(row, read) and UNREDUCED not in row
-            if complete and graph.ops[scatter].primitive == "scatter-add" and product < scatter:
-                yield product, scatter
+    return run_later(behind_loops(graph), times, until) if until else tuple(times)

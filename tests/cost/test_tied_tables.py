@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxplan.cost.tied_tables import after_lookups
+from jaxplan.cost.tied_tables import after_lookups, tied_tables
 from jaxplan.ir import Graph, trace
 from jaxplan.sharding import NONE, UNREDUCED
 
@@ -56,7 +56,7 @@ def test_a_tied_tables_product_waits_for_the_lookups_gradient(tied: bool, row: i
     """Not where it is summed over devices, or laid out otherwise, before it is added."""
     graph = graph_of(tied)
     times = range(len(graph.ops))
-    later = after_lookups(graph, times, *rows(graph, row))
+    later = after_lookups(graph, [*tied_tables(graph)], times, *rows(graph, row))
     scatter = max(op.index for op in graph.ops if op.primitive == "scatter-add")
     assert later[of_table(graph)] == (scatter if waits else of_table(graph))
     moved = {index for index, (before, after) in enumerate(zip(times, later, strict=True)) if before != after}
