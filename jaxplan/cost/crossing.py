@@ -18,6 +18,7 @@ from .grouped_concats import Grouped, grouped_concats
 from .images import Lanes
 from .indices import Prepared, prepared
 from .invariants import Invariant
+from .kept_tanhs import BiasedTanh
 from .merged_products import Merging
 from .on_chip import Resident
 from .product_windows import Windowed
@@ -54,7 +55,8 @@ class Traffic:
         wide: TPU: see `wide_copies`; scores, twice: TPU: see `added_scores`, `scores_twice`; shared: TPU: see
         `shared_operands`; updates, row_sums, merged: GPU; windows, conversions: TPU.
       kernels: TPU: for every operation the kernel of the vector unit that it is part of; else None throughout.
-      starts: GPU: see `kernel_starts`; sums: TPU: see `products_with_sums`; parted: GPU: see `parted_rows`.
+      starts: GPU: see `kernel_starts`; sums: TPU: see `products_with_sums`; parted: GPU: see `parted_rows`;
+      tanhs: GPU: see `kept_tanhs`.
       producers: for every value the operation that makes it, or -1.
       times: when each operation runs, as the index of one.  TPU: what is fused runs as soon as its last operand is
         there, however late it is written (a weight's gradient with the optimizer); GPU: products in loops run late.
@@ -90,6 +92,7 @@ class Traffic:
     kernels: tuple[VectorKernel | None, ...]
     starts: tuple[float, ...]
     sums: frozenset[int]
+    tanhs: tuple[BiasedTanh, ...]
     parted: frozenset[int]
     producers: tuple[int, ...]
     times: tuple[int, ...]

@@ -28,9 +28,10 @@ from .images import copied_reads, image_lanes, written_for_products
 from .in_place import overwritable
 from .invariants import loop_invariants
 from .joined import joined
+from .kept_tanhs import biased_tanhs
 from .kernel_starts import kernel_starts
-from .kinds import COMPUTED_AGAIN, kinds_of, source_values
-from .late_products import late_products
+from .kinds import COMPUTED_AGAIN, SMALL, kinds_of, source_values
+from .levels import costs_more_again, kernels_reading, run_at_level
 from .masks import (
     COMPARISONS,
     CURVES,
@@ -51,7 +52,6 @@ from .product_sums import products_with_sums
 from .product_windows import windowed
 from .residency import (
     Flow,
-    run_times,
     second_stacks,
     stack_traffic,
     taken_in,
@@ -60,12 +60,12 @@ from .residency import (
     written_again,
 )
 from .row_sums import row_sums
+from .run_at import run_at
 from .scores import exponentiated, made_at_once, makes_scores, masks_capped
 from .scores_twice import scores_twice
 from .selections import added_onto, wide_copies
 from .shared_gathers import added_in_memory
 from .shared_operands import shared_operands
-from .siblings import beside_sums
 from .sliced import lanes_left
 from .sliced_lists import read_of_sliced_lists
 from .squares import shared_squares
@@ -106,6 +106,8 @@ class _Kernels:
         forced = self._forced()
         self.stored, self.cheap, self.again = list(forced), set[int](), frozenset[int]()
         self.leaves: list[Mapping[int, float] | None] = [None] * len(graph.values)
+        self.far: dict[int, Mapping[int, float]] = {}  # leaves on TPU, however many
+        self.readers = kernels_reading(graph, rules, self.kinds, self.loop_of, self.value_level, self.op_level)
         self.bent = set[int]()  # on GPU, what a kernel has computed of a curve of something normalised, see `masks`
         sums = [op for op in graph.ops if self.kinds[op.index] == "reduction"]
         self.reduced = {read for op in sums for v in op.operands for read in (v, unwidened(graph, self.producers, v))}
@@ -201,7 +203,10 @@ class _Kernels:
             for value in op.results:
                 if not self.stored[value]:
                     self.leaves[value] = self._from_operands(op, value)
-                    dear = self.leaves[value] is None or (contracted[value] and self._kept(value))
+                    leaves = self.leaves[value]
+                    dear = leaves is None or (contracted[value] and self._kept(value))
+                    if self.platform == "tpu" and leaves is not None:
+                        dear |= costs_more_again(self.readers[value], self.bytes[value], leaves)
                     if crosses[value] and dear and not self.source[value]:
                         self.stored[value] = True
                         if self.leaves[value] is not None:
@@ -241,15 +246,23 @@ class _Kernels:
         alone = self.kinds[op.index] != "fused" and value not in self.again
         if alone or (self.platform == "gpu" and self._dear(op, value)):
             return None
-        leaves: dict[int, float] = {}
+        leaves, far = dict[int, float](), False
+        self.far.pop(value, None)
         for operand in op.operands:
             if not self.source[operand]:
                 if (found := self.leaves[operand]) is None:
-                    return None
+                    if (found := self.far.get(operand)) is None:
+                        return None
+                    far |= self.bytes[operand] * SMALL > self.bytes[value]
                 leaves.update(found)
+        if self.platform == "tpu":
+            self.far[value] = leaves
+        if far:
+            return None
         if op.primitive == "gather" and op.operands[0] in leaves:  # no more of a table is read than is gathered
             leaves[op.operands[0]] = min(leaves[op.operands[0]], self.bytes[value])
-        compared = self.platform == "gpu" and op.primitive in COMPARISONS and all(map(self._of_product, leaves))
+        large = [v for v, size in leaves.items() if size > self.bytes[value]]  # a bias is not
+        compared = self.platform == "gpu" and op.primitive in COMPARISONS and all(map(self._of_product, large))
         least = max(leaves.values(), default=0.0) if compared else self.bytes[value]  # what is compared is kept
         near = sum(leaves.values()) <= COMPUTED_AGAIN * least or self._added_later(op, value)
         near |= self.platform == "gpu" and op.primitive in COMPARISONS and all(self.producers[v] < 0 for v in leaves)
@@ -292,11 +305,13 @@ class _Kernels:
         """See `Traffic`."""
         # a loop's next carry is written into the carry's buffer
         carried = {op.operands[0] for op in self.graph.ops if op.primitive == "carry_next"}
-        runs, seen = self._runs(carried), set[tuple[int, int, int]]()
+        runs = run_at_level(self.graph, self.kinds, self.stored, carried, self.op_level)
+        seen = set[tuple[int, int, int]]()
         reads, writes = list[tuple[float, ...]](), list[tuple[float, ...]]()
         flow = Flow(graph=self.graph, rules=self.rules, kinds=self.kinds, source=self.source, producers=self.producers,
                     loop_of=self.loop_of)  # fmt: skip
-        times, tpu, gpu = self._times(flow), self.platform == "tpu", self.platform == "gpu"
+        times = run_at(flow, self.platform, self.stored, self.leaves, self.op_level)
+        tpu, gpu = self.platform == "tpu", self.platform == "gpu"
         again, tables = written_again(flow) if gpu else set(), row_updates(self.graph, self.rules) if tpu else ()
         for op in self.graph.ops:
             if op.primitive in ("scan_slice", "scan_stack"):
@@ -348,29 +363,9 @@ class _Kernels:
             starts=kernel_starts(flow, writes, kernels) if gpu else (),
             sums=products_with_sums(flow, writes, kernels, vector) if tpu else frozenset(),
             twice=tuple(scores_twice(flow)) if tpu else (),
+            tanhs=biased_tanhs(flow, stored) if gpu else (),
             producers=tuple(self.producers), times=times, graph=self.graph,
         )
-
-    def _times(self, flow: Flow) -> tuple[int, ...]:
-        if self.platform == "gpu":
-            return beside_sums(flow, late_products(flow, self.stored), self.stored, self.leaves, self.op_level)
-        return run_times(flow, self.stored) if self.platform == "tpu" else tuple(range(len(self.graph.ops)))
-
-    def _runs(self, carried: set[int]) -> list[bool]:
-        """Whether each operation runs at its level: cheap ones whose readers all run later are computed there only."""
-        wanted = [kept or value in carried for value, kept in enumerate(self.stored)]
-        runs = [kind != "edge" for kind in self.kinds]
-        read_at: list[set[int]] = [set() for _ in wanted]
-        for op in reversed(self.graph.ops):
-            level = self.op_level[op.index]
-            if self.kinds[op.index] == "fused":
-                runs[op.index] = any(wanted[v] or level in read_at[v] for v in op.results)
-            for value in op.operands:
-                if self.kinds[op.index] == "edge":
-                    wanted[value] = True
-                elif runs[op.index]:
-                    read_at[value].add(level)
-        return runs
 
     def _read(self, op: Op, value: int, seen: set[tuple[int, int, int]]) -> float:
         """Bytes that `op` reads for `value`, less what its kernel has at hand or has read already."""

@@ -1,9 +1,10 @@
 """What a kernel may be written over: XLA gives the result of a fusion the buffer of an operand that it reads element by
 element, in the same shape, for the last time (HloDataflowAnalysis::CanShareOperandBufferWithUser).
 
-A gradient takes the place of the activation that its derivative is computed from, unless the same kernel sums it up for
-a bias: a kernel of several results was given a buffer for each (MLPs with and without biases compiled for v5e, jax
-0.10.2, libtpu 0.0.42.1).  Nor is anything written there over what such a kernel made: the gradient of attention's
+A gradient takes the place of the activation that its derivative is computed from, unless on TPU the same kernel sums it
+up for a bias: a kernel of several results was given a buffer for each (MLPs with and without biases compiled for v5e,
+jax 0.10.2, libtpu 0.0.42.1); on GPU it takes that place all the same (relus' gradients, and those of logits with a bias
+and of a cross entropy with targets in full, bf16 and f32, H100).  Nor is anything written there over what such a kernel made: the gradient of attention's
 scores lies beside that of its softmax, which one kernel makes with the sums of its rows (bf16[4, 12, 1024, 1024]).
 
 What is sorted takes the place of its operands (one and two of them, on both platforms, jax 0.10.2).
@@ -51,7 +52,8 @@ def overwritable(
         for value in op.results if not beside else ():
             if value in scattered:
                 continue
-            if stored[value] and not summed[value] and flow.kinds[op.index] == "fused" and flow.rules[op.index].follows:
+            alone = times is not None or not summed[value]
+            if stored[value] and alone and flow.kinds[op.index] == "fused" and flow.rules[op.index].follows:
                 tensor = graph.values[value]
                 read, exponents = _read(flow, stored, value)
                 near = {

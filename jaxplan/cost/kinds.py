@@ -24,6 +24,10 @@ COMPUTED_AGAIN = 2.25
 """How many times its own bytes a value may be read from to be computed again: what is converted from f32 to bf16 with a
 little beside it is (the softmax inside the TPU compiler's attention products)."""
 
+SMALL = 8
+"""How many times larger a value is than one that it is computed from, and that takes nothing to compute again beside
+it: a normalisation's statistics beside what it normalises."""
+
 
 def kinds_of(graph: Graph, rules: Sequence[Rule], source: Sequence[bool], platform: str) -> list[str]:
     """`kind_of` every operation; what a scan by halves writes on GPU (`masks.halves`) is the root of a kernel there.

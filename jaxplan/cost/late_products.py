@@ -1,7 +1,8 @@
 """Products that XLA for GPU runs late: just before what they make is wanted.
 
-In a loop all of them, a weight's gradient at the end of the iteration, with their operands kept till then: so XLA for
-GPU schedules the backward loops of GPT-2 medium and XL, of a GPT block and of a mixture of experts (H100, jax 0.10.2).
+In a loop all of them but those that are added to carries (`carries`), a weight's gradient at the end of the iteration,
+with their operands kept till then: so XLA for GPU schedules the backward loops of GPT-2 medium and XL, of a GPT block
+and of a mixture of experts (H100, jax 0.10.2).
 Outside of loops products run as they stand in the program, but for those that read a softmax narrower than the scores
 that it is of, bf16 of f32: the values' gradient keeps it while the scores' gradient is made (stacks of attention,
 `jax.nn.dot_product_attention` among them; of scores and softmax of one type, bf16 or f32, it does not).
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..ir import Op
+from .carries import added_in_place
 from .residency import Flow, unmoved
 from .scores import is_batched
 
@@ -24,8 +26,13 @@ def late_products(flow: Flow, stored: Sequence[bool]) -> tuple[int, ...]:
     for tensor in (flow.graph.values[op.results[0]] for op in flow.graph.ops if is_batched(op)):
         shape = tuple(sorted(tensor.shape))
         scores[shape] = max(scores.get(shape, 0.0), tensor.item_bytes)
+    added = added_in_place(flow, stored)
+    for index, made in added.items():
+        times[index] = made
     for op in reversed(flow.graph.ops):
         loop = flow.loop_of[op.index]
+        if op.index in added:
+            continue
         waits = flow.rules[op.index].matmul or (
             flow.kinds[op.index] == "fused" and not any(stored[v] for v in op.results)
         )

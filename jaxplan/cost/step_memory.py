@@ -25,6 +25,7 @@ from .grouped_concats import written_in_groups
 from .held_back import behind_loops, combined_sums, held_back, last_products, put_back, put_off
 from .indices import prepared_indices, validity_masks
 from .invariants import Invariant
+from .kept_tanhs import kept_tanhs
 from .latency_hiding import Fillers, fillers, is_recomputed
 from .memory import MemoryProfile, simulate_memory
 from .merged_products import kept_slices
@@ -117,6 +118,7 @@ def step_memory(
     if model.profile.kind == "gpu":
         needed = (lives := lives or lives_of(graph, stored, times)).needed
         beside += padded_images(graph, axes, times, needed, reads)
+        beside += kept_tanhs(graph, axes, crossing.tanhs, times, needed, values, reads)
         beside += validity_masks(graph, axes, crossing.indices, times, reads)
         beside += transposed_for_kernels(graph, axes, times, reads)
         beside += kept_slices(graph, axes, crossing.merged, lives, values, reads)

@@ -1,0 +1,62 @@
+"""What kernels read at which level: see `fusion`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from ..ir import Graph
+from ..sharding import Rule
+
+
+def kernels_reading(
+    graph: Graph,
+    rules: Sequence[Rule],
+    kinds: Sequence[str],
+    loop_of: Sequence[int],
+    value_levels: Sequence[int],
+    op_levels: Sequence[int],
+) -> list[int]:
+    """How many kernels read each value from memory or would compute it: each product, and of a level those behind the
+    one that it is made at, and its sums."""
+    found: list[set[tuple[int, int]]] = [set() for _ in graph.values]
+    for op in graph.ops:
+        key = (op.index, -1) if rules[op.index].matmul else (loop_of[op.index], op_levels[op.index])
+        for value in op.operands:
+            if key[1] < 0 or kinds[op.index] == "reduction" or value_levels[value] < op_levels[op.index]:
+                found[value].add(key)
+    return [len(keys) for keys in found]
+
+
+def costs_more_again(kernels: int, size: float, leaves: Mapping[int, float]) -> bool:
+    """Whether computing a value again in each of the kernels that read it reads more than having it in memory does: of
+    n tensors as large by k kernels, n k of them and not n to make it, one to write it, and one by each other kernel.
+
+    XLA for TPU stores the sum of a residual network's two branches, each scaled and shifted, that five kernels read,
+    and a normalisation's gradient, made of that behind it and of what was normalised, that the gradients of its
+    weights and of its input and its bias' sum read; not the first layer's, whose input needs no gradient (networks
+    of group normalisation in f32 and bf16, v5e, jax 0.10.2, libtpu 0.0.42.1).
+
+    Args:
+      kernels: how many; size: bytes of the value; leaves: of what it is computed from.
+    """
+    large = sum(one > size / 2 for one in leaves.values())
+    return kernels * large > kernels + large
+
+
+def run_at_level(
+    graph: Graph, kinds: Sequence[str], stored: Sequence[bool], carried: Collection[int], op_levels: Sequence[int]
+) -> list[bool]:
+    """Whether each operation runs at its level: cheap ones whose readers all run later are computed there only."""
+    wanted = [kept or value in carried for value, kept in enumerate(stored)]
+    runs = [kind != "edge" for kind in kinds]
+    read_at: list[set[int]] = [set() for _ in wanted]
+    for op in reversed(graph.ops):
+        level = op_levels[op.index]
+        if kinds[op.index] == "fused":
+            runs[op.index] = any(wanted[v] or level in read_at[v] for v in op.results)
+        for value in op.operands:
+            if kinds[op.index] == "edge":
+                wanted[value] = True
+            elif runs[op.index]:
+                read_at[value].add(level)
+    return runs

@@ -1,0 +1,33 @@
+"""When operations run on a platform, as indices of operations: see `fusion.Traffic`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from .carries import added_in_place
+from .late_products import late_products
+from .residency import Flow, run_times
+from .siblings import as_soon_as_there, beside_sums
+
+
+def run_at(
+    flow: Flow,
+    platform: str,
+    stored: Sequence[bool],
+    leaves: Sequence[Mapping[int, float] | None],
+    levels: Sequence[int],
+) -> tuple[int, ...]:
+    """When each operation runs.
+
+    Args:
+      stored, leaves: of every value whether it is in memory, and what kernels compute it from; levels: of operations.
+    """
+    if platform == "gpu":
+        times = beside_sums(flow, late_products(flow, stored), stored, leaves, levels)
+        return as_soon_as_there(flow, times, stored)
+    if platform != "tpu":
+        return tuple(range(len(flow.graph.ops)))
+    found = list(run_times(flow, stored))
+    for op, made in added_in_place(flow, stored).items():
+        found[op] = found[made]
+    return tuple(found)
