@@ -4,8 +4,9 @@ element, in the same shape, for the last time (HloDataflowAnalysis::CanShareOper
 A gradient takes the place of the activation that its derivative is computed from, unless on TPU the same kernel sums it
 up for a bias: a kernel of several results was given a buffer for each (MLPs with and without biases compiled for v5e,
 jax 0.10.2, libtpu 0.0.42.1); on GPU it takes that place all the same (relus' gradients, and those of logits with a bias
-and of a cross entropy with targets in full, bf16 and f32, H100).  Nor is anything written there over what such a kernel made: the gradient of attention's
-scores lies beside that of its softmax, which one kernel makes with the sums of its rows (bf16[4, 12, 1024, 1024]).
+and of a cross entropy with targets in full, bf16 and f32, H100).  Nor is anything written there over what such a kernel
+made: the gradient of attention's scores lies beside that of its softmax, which one kernel makes with the sums of its
+rows (bf16[4, 12, 1024, 1024]).
 
 What is sorted takes the place of its operands (one and two of them, on both platforms, jax 0.10.2).
 
