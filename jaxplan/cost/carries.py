@@ -29,6 +29,17 @@ def added_in_place(flow: Flow, stored: Sequence[bool]) -> Mapping[int, int]:
     return found
 
 
+def stacked_at_once(flow: Flow, stored: Sequence[bool]) -> Mapping[int, int]:
+    """The same for what a loop stacks, and what that is computed of, where it is in no buffer before."""
+    found = dict[int, int]()
+    for op in flow.graph.ops:
+        if op.primitive == "scan_stack" and not stored[op.operands[0]]:
+            inside, last = _computed(flow, stored, op)
+            if last >= 0:
+                found.update(dict.fromkeys(inside, last))
+    return found
+
+
 def _computed(flow: Flow, stored: Sequence[bool], end: Op) -> tuple[set[int], int]:
     """`end` and what is computed with it, and the last operation of the loop's body that makes what those read."""
     last, left, inside = -1, [end.operands[0]], {end.index}

@@ -107,7 +107,7 @@ class _Kernels:
         self.stored, self.cheap, self.again = list(forced), set[int](), frozenset[int]()
         self.leaves: list[Mapping[int, float] | None] = [None] * len(graph.values)
         self.far: dict[int, Mapping[int, float]] = {}  # leaves on TPU, however many
-        self.readers = kernels_reading(graph, rules, self.kinds, self.loop_of, self.value_level, self.op_level)
+        self.readers = kernels_reading(graph, rules, self.kinds, self.value_level, self.op_level)
         self.bent = set[int]()  # on GPU, what a kernel has computed of a curve of something normalised, see `masks`
         sums = [op for op in graph.ops if self.kinds[op.index] == "reduction"]
         self.reduced = {read for op in sums for v in op.operands for read in (v, unwidened(graph, self.producers, v))}
@@ -261,8 +261,8 @@ class _Kernels:
             return None
         if op.primitive == "gather" and op.operands[0] in leaves:  # no more of a table is read than is gathered
             leaves[op.operands[0]] = min(leaves[op.operands[0]], self.bytes[value])
-        large = [v for v, size in leaves.items() if size > self.bytes[value]]  # a bias is not
-        compared = self.platform == "gpu" and op.primitive in COMPARISONS and all(map(self._of_product, large))
+        read = [v for v, size in leaves.items() if self.producers[v] >= 0 or size > self.bytes[value]]  # but a bias
+        compared = self.platform == "gpu" and op.primitive in COMPARISONS and all(map(self._of_product, read))
         least = max(leaves.values(), default=0.0) if compared else self.bytes[value]  # what is compared is kept
         near = sum(leaves.values()) <= COMPUTED_AGAIN * least or self._added_later(op, value)
         near |= self.platform == "gpu" and op.primitive in COMPARISONS and all(self.producers[v] < 0 for v in leaves)

@@ -60,12 +60,14 @@ def held_back(
     times: Sequence[int],
     values: Mapping[int, np.ndarray],
     reads: Mapping[tuple[int, int], np.ndarray],
+    outputs: Mapping[int, np.ndarray] | None = None,
 ) -> tuple[int, ...]:
     """`times` of a step on GPU, with its last products held back if the sum of one of them is all_reduced.
 
     Args:
       stored, times: see `fusion.Traffic`.
-      values, reads: the layout row of every value where it is made, and of every operand as it is read.
+      values, reads: the layout row of every value where it is made, and of every operand as it is read; outputs: of
+        results, by position.
 
     Returns:
       Times at which products after the last loop that no other product needs run when what they make is wanted.
@@ -73,6 +75,9 @@ def held_back(
     last = behind_loops(graph)
     held, needed = last_products(last, ())
     steps = [step for _, _, step in summed_over_devices(graph, axes, held, values, reads)]
+    for position, row in (outputs or {}).items():
+        if (value := graph.outputs[position]) in held and value in values:
+            steps += reshard_steps(values[value], row, graph.values[value].bytes, axes)
     scattered = [result_bytes(step, axes) for step in steps if step.kind == "reduce_scatter"]
     most = most_combined_bytes("reduce_scatter", "gpu")
     if not any(step.kind == "all_reduce" for step in steps) and not 0 < sum(scattered) <= most:
@@ -95,7 +100,8 @@ def put_back(
     for op in reversed(last):
         until = held.get(op.index)
         if until is None and (op.index in held or not any(stored[v] or v in needed for v in op.results)):
-            until = min((wanted[v] for v in op.results if v in wanted), default=0)
+            end = last[-1].index if op.index in held else 0  # the caller wants it
+            until = min((wanted[v] for v in op.results if v in wanted), default=end)
         later[op.index] = max(later[op.index], until or 0)
         for value in op.operands:
             wanted[value] = min(wanted.get(value, later[op.index]), later[op.index])

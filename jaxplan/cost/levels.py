@@ -9,22 +9,17 @@ from ..sharding import Rule
 
 
 def kernels_reading(
-    graph: Graph,
-    rules: Sequence[Rule],
-    kinds: Sequence[str],
-    loop_of: Sequence[int],
-    value_levels: Sequence[int],
-    op_levels: Sequence[int],
+    graph: Graph, rules: Sequence[Rule], kinds: Sequence[str], value_levels: Sequence[int], op_levels: Sequence[int]
 ) -> list[int]:
-    """How many kernels read each value from memory or would compute it: each product, and of a level those behind the
-    one that it is made at, and its sums."""
-    found: list[set[tuple[int, int]]] = [set() for _ in graph.values]
+    """How many kernels read each value from memory or would compute it: each product, and one for all else."""
+    products, others = [0] * len(graph.values), [False] * len(graph.values)
     for op in graph.ops:
-        key = (op.index, -1) if rules[op.index].matmul else (loop_of[op.index], op_levels[op.index])
         for value in op.operands:
-            if key[1] < 0 or kinds[op.index] == "reduction" or value_levels[value] < op_levels[op.index]:
-                found[value].add(key)
-    return [len(keys) for keys in found]
+            if rules[op.index].matmul:
+                products[value] += 1
+            elif kinds[op.index] == "reduction" or value_levels[value] < op_levels[op.index]:
+                others[value] = True
+    return [count + other for count, other in zip(products, others, strict=True)]
 
 
 def costs_more_again(kernels: int, size: float, leaves: Mapping[int, float]) -> bool:

@@ -154,6 +154,13 @@ def simulate_memory(
     # a decision's rows are few arrays
     distinct = {id(row): row for row in values.values()}
     pending_rows = {known for known, row in distinct.items() if UNREDUCED in row.tolist()}
+    placed = set[int]()  # sums that are finished in the caller's buffer; on GPU they are copied there
+    for position, value in enumerate(graph.outputs):
+        row = (outputs or {}).get(position)
+        if row is not None and id(values.get(value)) in pending_rows and argument.get(position) not in graph.donated:
+            ledger.add("results", 0, whole, local(value, row), given=True)
+            if platform == "tpu":
+                placed.add(value)
     if platform == "tpu":
         ledger.add("tables", 0, whole, int(_TABLES * sum(stored)) * _TABLE_BYTES, given=True)
     for op, size in (op_scratch or {}).items():
@@ -211,7 +218,7 @@ def simulate_memory(
     given_up.update((table.value, table.instead) for table in in_rows if table.instead >= 0)
     for value, row in values.items():
         pending = id(row) in pending_rows
-        if not (stored[value] or pending or value in since) or value in inputs:
+        if not (stored[value] or pending or value in since) or value in inputs or value in placed:
             continue
         start, stop = intervals[value]
         start = max(start, (late or {}).get(value, start))

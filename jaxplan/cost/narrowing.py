@@ -21,7 +21,9 @@ is gathered, stacked or kept.  What programs compiled for v5e showed (jax 0.10.2
 - A product with a vector (one query's attention to a cache, `x @ w` of one row or one column) is no work for the matrix
   unit: it is multiplied and summed in f32, or a convolution of f32, but for one of six shapes, and what it reads stays
   f32: a cache that beam search carries, f32[12, 32, 256, 16, 64], whose two products have one query a row.
-- A tensor that others read too stays in f32 in memory: products round it on the way in.
+- A tensor that others read too stays in f32 in memory: products round it on the way in.  The sum of an activation's
+  gradient for a bias does not count: the product's kernel that makes the gradient sums it in f32, along either
+  dimension or both, and writes bf16[65536, 2048] (v5e).
 - The pass comes after fusion: what is stored, and what is computed again where it is read, is decided for the program's
   own types (`fusion.traffic`).  The gradient of grouped attention's scores, f32[2, 2, 8, 2048, 2048], is computed in
   both products that read it, of six bytes an element, though it would take two.
@@ -65,6 +67,7 @@ def narrowed(graph: Graph, rules: Sequence[Rule], platform: str) -> Graph:
         v.index for v in graph.values
         if v.dtype == "float32" and v.shape and uses[v.index] and v.index not in fixed and producers[v.index] >= 0
         and ops[producers[v.index]].primitive != "device_put"  # it arrives from the host as it lies there
+        and any(ops[reader].primitive != "reduce_sum" for reader, _ in uses[v.index])
     }  # fmt: skip
     rounding = {op.index for op in ops if rules[op.index].matmul and rounds_operands(op, graph)}
     tied: dict[int, list[int]] = {}  # a loop's carry and what its iterations write into it
@@ -72,6 +75,11 @@ def narrowed(graph: Graph, rules: Sequence[Rule], platform: str) -> Graph:
         if op.primitive == "carry_next":
             for one, other in (op.operands, op.operands[::-1]):
                 tied.setdefault(one, []).append(other)
+
+    of_products = set[int]()  # what is elementwise made of a product: its kernel sums it, too
+    for op in ops:
+        if rules[op.index].matmul or (rules[op.index].follows and not of_products.isdisjoint(op.operands)):
+            of_products.update(op.results)
 
     def rounded(index: int, position: int) -> bool:
         op = ops[index]
@@ -81,6 +89,8 @@ def narrowed(graph: Graph, rules: Sequence[Rule], platform: str) -> Graph:
             return graph.values[op.results[0]].dtype == "bfloat16" or op.results[0] in narrow
         if op.primitive == "optimization_barrier":
             return op.results[position] in narrow
+        if op.primitive == "reduce_sum":
+            return op.operands[0] in of_products
         some = _MOVES_SOME.get(op.primitive, slice(None) if op.primitive in _MOVES else slice(0))
         return position in range(*some.indices(len(op.operands))) and narrow.issuperset(op.results)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .held_back import last_products
+from .held_back import PRODUCTS, last_products
 from .residency import Flow
 
 _LITTLE = 8
@@ -46,14 +46,16 @@ def beside_sums(
 
 
 def as_soon_as_there(flow: Flow, times: Sequence[int], stored: Sequence[bool]) -> tuple[int, ...]:
-    """When each operation runs: what makes little of much, outside of loops, once that is there.
+    """When each operation runs: what makes little of much, behind the last product and outside of loops, once that is
+    there.
 
     A step's metrics stand behind its updates; XLA takes the largest of the logits before those are let go (flax's
     lm1b example on H100, jax 0.10.2).  Of weights' gradients, which may be held back, nothing is said here.
     """
     graph, found = flow.graph, list(times)
     held, _ = last_products(graph.ops, ())
-    for op in graph.ops:
+    last = max((op.index for op in graph.ops if op.primitive in PRODUCTS), default=len(graph.ops))
+    for op in graph.ops[last + 1 :]:
         kind, results = flow.kinds[op.index], op.results
         if flow.loop_of[op.index] >= 0 or kind not in ("fused", "reduction"):
             continue

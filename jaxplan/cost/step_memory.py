@@ -81,7 +81,7 @@ def step_memory(
             held = {index: at for index, at in filled.times.items() if not _is_written(graph.ops[index], stored)}
             times = put_back(last, times, stored, last_products(last, ())[1], held)
         else:
-            times = held_back(graph, axes, stored, times, values, reads)
+            times = held_back(graph, axes, stored, times, values, reads, outputs)
     lists: Sequence[ListCopy] = ()
     if model.profile.kind == "tpu":
         times = after_lookups(graph, crossing.tied, times, values, reads)
