@@ -56,7 +56,7 @@ class Traffic:
         `shared_operands`; updates, row_sums, merged: GPU; windows, conversions: TPU.
       kernels: TPU: for every operation the kernel of the vector unit that it is part of; else None throughout.
       starts: GPU: see `kernel_starts`; sums: TPU: see `products_with_sums`; parted: GPU: see `parted_rows`;
-      tanhs: GPU: see `kept_tanhs`.
+      tanhs: GPU: see `kept_tanhs`; stacked: TPU: see `stacked_at_once`.
       producers: for every value the operation that makes it, or -1.
       times: when each operation runs, as the index of one.  TPU: what is fused runs as soon as its last operand is
         there, however late it is written (a weight's gradient with the optimizer); GPU: products in loops run late.
@@ -93,6 +93,7 @@ class Traffic:
     starts: tuple[float, ...]
     sums: frozenset[int]
     tanhs: tuple[BiasedTanh, ...]
+    stacked: Mapping[int, int]
     parted: frozenset[int]
     producers: tuple[int, ...]
     times: tuple[int, ...]

@@ -19,6 +19,7 @@ from ..sharding import Rule
 from .added_scores import added_scores
 from .apart import NO_ORDERS, made_apart, orders_of, reordered, turned_results
 from .bodies import bodies
+from .carries import stacked_at_once
 from .conversions import conversions
 from .converted_weights import table_traffic
 from .crossing import Traffic
@@ -364,6 +365,7 @@ class _Kernels:
             sums=products_with_sums(flow, writes, kernels, vector) if tpu else frozenset(),
             twice=tuple(scores_twice(flow)) if tpu else (),
             tanhs=biased_tanhs(flow, stored) if gpu else (),
+            stacked=stacked_at_once(flow, self.stored) if tpu else {},
             producers=tuple(self.producers), times=times, graph=self.graph,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .carries import added_in_place, stacked_at_once
+from .carries import added_in_place
 from .late_products import late_products
 from .residency import Flow, run_times
 from .siblings import as_soon_as_there, beside_sums
@@ -28,6 +28,6 @@ def run_at(
     if platform != "tpu":
         return tuple(range(len(flow.graph.ops)))
     found = list(run_times(flow, stored))
-    for op, made in {**stacked_at_once(flow, stored), **added_in_place(flow, stored)}.items():
+    for op, made in added_in_place(flow, stored).items():
         found[op] = found[made]
     return tuple(found)

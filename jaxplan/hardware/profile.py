@@ -118,6 +118,8 @@ class Profile:
       masks_apart: 1 where random masks of what is normalised are made by themselves (`ir.random_masks`); TPU only.
       masked_tokens: from how many keys on what masks scores is written out, see `cost.scores_twice`, else 0; TPU only.
       turns_first_layers: 1 where updates are made the other way round, see `cost.first_layers`, else 0; TPU only.
+      late_stacks: 1 where products that loops stack may run at the end of an iteration, see `cost.carries`, else 0; TPU
+        only.
       shared_operand_ratio, batched_operand_ratio, rounded_operand_ratio: from how many times the elements of a
         product's other operand and result on XLA writes what several products would compute of larger arrays, see
         `cost.shared_operands`; the others of products of several batch dimensions, the third where what is computed in
@@ -158,6 +160,7 @@ class Profile:
     masks_apart: int | None = None
     masked_tokens: int | None = None
     turns_first_layers: int | None = None
+    late_stacks: int | None = None
     shared_operand_ratio: float | None = None
     batched_operand_ratio: float | None = None
     rounded_operand_ratio: float | None = None
