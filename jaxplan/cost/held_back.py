@@ -80,9 +80,10 @@ def held_back(
             steps += reshard_steps(values[value], row, graph.values[value].bytes, axes)
     scattered = [result_bytes(step, axes) for step in steps if step.kind == "reduce_scatter"]
     most = most_combined_bytes("reduce_scatter", "gpu")
+    beside = {op.index: None for op in last if not held.isdisjoint(op.results)}
     if not any(step.kind == "all_reduce" for step in steps) and not 0 < sum(scattered) <= most:
-        return tuple(times)
-    return put_back(last, times, stored, needed, {op.index: None for op in last if not held.isdisjoint(op.results)})
+        beside = dict(list(beside.items())[: len(scattered) > 1])
+    return put_back(last, times, stored, needed, beside)
 
 
 def put_back(

@@ -55,13 +55,14 @@ def as_soon_as_there(flow: Flow, times: Sequence[int], stored: Sequence[bool]) -
     graph, found = flow.graph, list(times)
     held, _ = last_products(graph.ops, ())
     last = max((op.index for op in graph.ops if op.primitive in PRODUCTS), default=len(graph.ops))
-    for op in graph.ops[last + 1 :]:
+    for op in graph.ops:
         kind, results = flow.kinds[op.index], op.results
-        if flow.loop_of[op.index] >= 0 or kind not in ("fused", "reduction"):
+        if not held.isdisjoint(op.operands):
+            held.update(results)
+            continue
+        if op.index < last or flow.loop_of[op.index] >= 0 or kind not in ("fused", "reduction"):
             continue
         if kind == "fused" and any(stored[v] for v in results):
-            continue
-        if not held.isdisjoint(op.operands):
             continue
         made = [flow.producers[v] for v in op.operands if not flow.source[v]]
         most = max((graph.values[v].bytes for v in op.operands), default=0)
