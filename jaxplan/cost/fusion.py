@@ -171,6 +171,8 @@ class _Kernels:
                 whole += op.results
             if op.primitive in ("scan_stack", "carry_init", "cond_join"):
                 whole += op.results
+            if op.primitive == "scan_slice" and self.platform == "gpu":  # a copy for a product
+                whole += [v for v in op.results if v in self.product_operands]
             whole += [v for v in op.operands if not self._here(v, op)]
             for value in whole:
                 stored[value] = True
