@@ -1,11 +1,12 @@
 """What a kernel may be written over: XLA gives the result of a fusion the buffer of an operand that it reads element by
 element, in the same shape, for the last time (HloDataflowAnalysis::CanShareOperandBufferWithUser).
 
-A gradient takes the place of the activation that its derivative is computed from, also where the same kernel sums it up
-for a bias (MLPs of bf16 with and without biases, relus and gelus, v5e, and relus' gradients, and those of logits with a
-bias and of a cross entropy with targets in full, on H100; jax 0.10.2, libtpu 0.0.42.1).  Where other sums are made of
-it, or of what it is computed from, on TPU each has a buffer of its own: the gradient of attention's scores lies beside
-that of its softmax, which one kernel makes with the sums of its rows (bf16[4, 12, 1024, 1024]).
+A gradient takes the place of the activation that its derivative is computed from, on TPU unless the same kernel sums it
+up for a bias: a kernel of several results has a buffer for each where the layers are 8192 wide, though not where they
+are 1024 (MLPs of bf16 with and without biases compiled for v5e, jax 0.10.2, libtpu 0.0.42.1).  On GPU it takes that
+place all the same (relus' gradients, and those of logits with a bias and of a cross entropy with targets in full).
+Nor is anything written on TPU over what such a kernel made: the gradient of attention's scores lies beside that of its
+softmax, which one kernel makes with the sums of its rows (bf16[4, 12, 1024, 1024]).
 
 What is sorted takes the place of its operands (one and two of them, on both platforms, jax 0.10.2).
 
@@ -52,7 +53,7 @@ def overwritable(
         for value in op.results if not beside else ():
             if value in scattered:
                 continue
-            alone = times is not None or not summed[value] or _for_a_bias(flow, value)
+            alone = times is not None or not summed[value]
             if stored[value] and alone and flow.kinds[op.index] == "fused" and flow.rules[op.index].follows:
                 tensor = graph.values[value]
                 read, exponents = _read(flow, stored, value)
@@ -76,16 +77,6 @@ def _summed(flow: Flow, stored: Sequence[bool]) -> list[bool]:
             for value in op.operands:
                 found[value] = True
     return found
-
-
-def _for_a_bias(flow: Flow, value: int) -> bool:
-    """Whether what sums `value` leaves its last dimension, and nothing is summed that is made of it."""
-    last = len(flow.graph.values[value].shape) - 1
-    for reader, _ in flow.graph.uses()[value]:
-        kind, axes = flow.kinds[reader], flow.graph.ops[reader].params.get("axes", (last,))
-        if kind == "fused" or (kind == "reduction" and last in axes):
-            return False
-    return True
 
 
 def _read(flow: Flow, stored: Sequence[bool], value: int) -> tuple[set[int], bool]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from .carries import added_in_place
 from .late_products import late_products
 from .residency import Flow, run_times
-from .siblings import as_soon_as_there, beside_sums
+from .siblings import beside_sums
 
 
 def run_at(
@@ -23,8 +23,7 @@ def run_at(
       stored, leaves: of every value whether it is in memory, and what kernels compute it from; levels: of operations.
     """
     if platform == "gpu":
-        times = beside_sums(flow, late_products(flow, stored), stored, leaves, levels)
-        return as_soon_as_there(flow, times, stored)
+        return beside_sums(flow, late_products(flow, stored), stored, leaves, levels)
     if platform != "tpu":
         return tuple(range(len(flow.graph.ops)))
     found = list(run_times(flow, stored))

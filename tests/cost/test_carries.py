@@ -20,8 +20,8 @@ WIDTH, LAYERS, BATCHES = 1024, 6, 4
 
 
 def net(weights: Any, x: Any) -> Any:
-    for w, b in weights:
-        x = jax.nn.relu(x @ w.astype(jnp.bfloat16) + b.astype(jnp.bfloat16))
+    for w in weights:
+        x = jax.nn.relu(x @ w.astype(jnp.bfloat16))
     return jnp.mean(jnp.square(x.astype(jnp.float32)))
 
 
@@ -52,8 +52,8 @@ def scanned(weights: Any, x: Any) -> Any:
 
 
 def batches(rows: int) -> tuple[Any, Any]:
-    weights = [(jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32), jax.ShapeDtypeStruct((WIDTH,), jnp.float32))]
-    return weights * LAYERS, jax.ShapeDtypeStruct((BATCHES, rows, WIDTH), jnp.bfloat16)
+    weights = [jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)] * LAYERS
+    return weights, jax.ShapeDtypeStruct((BATCHES, rows, WIDTH), jnp.bfloat16)
 
 
 def crossed(step: Callable[..., Any], shapes: Any, platform: str) -> tuple[Graph, Traffic]:

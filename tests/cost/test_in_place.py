@@ -53,6 +53,21 @@ def test_a_gradient_takes_the_logits_place_unless_it_is_scattered_into_or_made_b
     assert any(logits in candidates for candidates in given_up.values()) is taken
 
 
+@pytest.mark.parametrize(("platform", "taken"), [("gpu", True), ("tpu", False)])
+def test_a_bias_sum_beside_a_gradient_is_no_hindrance_on_gpu(platform: str, taken: bool) -> None:
+    """A cross entropy of targets in full, with a bias: 765 MB on eight H100, where 1235 were told."""
+
+    def loss(w: tuple[Any, Any], x: Any, targets: Any) -> Any:
+        return -(targets * jax.nn.log_softmax(x @ w[0] + w[1])).sum(-1).mean()
+
+    weights = jax.ShapeDtypeStruct((DIM, WORDS), jnp.float32), jax.ShapeDtypeStruct((WORDS,), jnp.float32)
+    rows = jax.ShapeDtypeStruct((ROWS, DIM), jnp.float32), jax.ShapeDtypeStruct((ROWS, WORDS), jnp.float32)
+    graph = trace(jax.grad(loss, (0, 1)), (weights, *rows), {}).graph
+    logits = next(op.results[0] for op in graph.ops if op.primitive == "dot_general")
+    given_up = traffic(graph, graph_rules(graph), platform).over
+    assert any(logits in candidates for candidates in given_up.values()) is taken
+
+
 @pytest.mark.parametrize(("batched", "taken"), [(True, False), (False, True)], ids=["attention", "rows"])
 def test_a_softmaxs_kernel_takes_no_scores_place(batched: bool, taken: bool) -> None:
     """Scores of attention are kept in f32 beside their gradient's, two of f32[2, 16, 1024, 1024] (H100)."""

@@ -132,6 +132,23 @@ def test_a_gpu_sends_a_pending_sum_beside_the_next_product() -> None:
     assert alive("gpu") - alive("cpu") == graph.values[first.results[0]].bytes
 
 
+def test_a_sum_that_is_returned_lies_where_the_caller_wants_it() -> None:
+    """Gradients that are returned are there from the beginning (an encoder's on v5e: 816 MB, 757 were told)."""
+    graph = graph_of(lambda a, b: (a @ a) @ b, 2)
+    size = int(graph.values[graph.outputs[0]].bytes)
+    values = {v.index: WHOLE for v in graph.values if not v.constant}
+    reads = {(op.index, p): WHOLE for op in graph.ops for p in range(len(op.operands))}
+
+    def curve(row: np.ndarray) -> np.ndarray:
+        made = values | {graph.outputs[0]: row}
+        return simulate_memory(
+            graph, AXES, [True] * 4, ["batch"] * 2, made, reads, platform="tpu", outputs={0: WHOLE}
+        ).curve
+
+    assert (curve(PENDING) == curve(WHOLE)).all()
+    assert curve(PENDING)[0] >= 4 * size
+
+
 def test_donated_state_is_written_in_place() -> None:
     def step(state: dict[str, Any], x: Any) -> Any:
         return {"w": state["w"] @ x}, (x @ x).sum()
