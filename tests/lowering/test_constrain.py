@@ -109,32 +109,6 @@ def test_sums_of_what_is_scaled_are_pinned_as_they_are_read(before: Callable[[An
     assert summed == ([(("data",), ())] if at_once else [])
 
 
-@pytest.mark.aot_gpu
-@pytest.mark.usefixtures("cuda_compiler")
-def test_targets_in_full_are_cut_as_the_logits_are() -> None:
-    """Cut by the batch alone, as what is summed of their gradient was pinned, XLA brought the logits' gradient there:
-    half a GiB that no plan knew of (PaliGemma's head on eight H100, jax 0.10.2)."""
-    mesh = jaxplan.target("h100:1x1x8").mesh(data=4, model=2)
-    words, dim = 32768, 256
-
-    def step(state: Any, text: jax.Array, mask: jax.Array) -> Any:
-        def loss(table: jax.Array) -> jax.Array:
-            logits = jnp.tanh(table[text[:, :-1]]) @ table.T
-            each = jnp.sum(jax.nn.log_softmax(logits) * jax.nn.one_hot(text[:, 1:], words), -1) * mask
-            return -jnp.mean(jnp.sum(each, -1) / jnp.clip(mask.sum(-1), 1))
-
-        return state - 0.1 * jax.grad(loss)(state)
-
-    shapes = (
-        jax.ShapeDtypeStruct((words, dim), jnp.float32),
-        jax.ShapeDtypeStruct((64, 129), jnp.int32),
-        jax.ShapeDtypeStruct((64, 128), jnp.float32),
-    )
-    sharded = jaxplan.auto_shard(step, mesh, donate_argnums=(0,))
-    found = jaxplan.verify(sharded.lower(*shapes).compile(), plan=sharded.plan(*shapes))
-    assert found.ok, str(found)
-
-
 @pytest.mark.aot_tpu
 def test_what_is_cast_twice_is_pinned_wherever_it_is_made(tpu_topology: Callable[[str], Any]) -> None:
     """Cast for rows to be looked up by rows and columns, and for a product by rows, one cast is made for both: the
