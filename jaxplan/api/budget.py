@@ -86,9 +86,12 @@ def _proved(
     while that is not known to be within `LEFT_GAP`, what searches find that are told what the rows lack of plans
     `over` the budget: their limit leaves out what overruns it, and takes in the room that others leave."""
     best, overrun, seen = found, list(over), {one.result.assignment for one in over}
+    asked = set[tuple[int, int]]()  # with nothing more told the same limit is the same search
     for _ in range(1 + PROOF_ROUNDS):
-        if best.result.gap <= pipeline.options.relative_gap:
+        search_key = limit, len(told.space.problem.usages)
+        if best.result.gap <= pipeline.options.relative_gap or search_key in asked:
             break
+        asked.add(search_key)
         result = search(limit, best.result.assignment, told.space)
         if not result.found or result.assignment in seen:
             break

@@ -11,6 +11,7 @@ multi_output_fusion.h).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -97,7 +98,7 @@ class _Kernels:
         for position, loop in enumerate(graph.loops):  # inner loops stand after outer ones
             self.loop_of[loop.start : loop.stop] = [position] * (loop.stop - loop.start)
         products = [op for op in graph.ops if rules[op.index].matmul]
-        self.product_operands = {unmoved(graph, self.producers, v) for op in products for v in op.operands}
+        self.product_operands = Counter(unmoved(graph, self.producers, v) for op in products for v in op.operands)
         self.images = image_lanes(graph, rules) if platform == "tpu" else {}
         self.laid = written_for_products(graph, self.images) | read_of_sliced_lists(graph)
         self.op_level, self.value_level = [0] * len(graph.ops), [0] * len(graph.values)
@@ -171,8 +172,8 @@ class _Kernels:
                 whole += op.results
             if op.primitive in ("scan_stack", "carry_init", "cond_join"):
                 whole += op.results
-            if op.primitive == "scan_slice" and self.platform == "gpu":  # a copy for a product
-                whole += [v for v in op.results if v in self.product_operands]
+            if op.primitive == "scan_slice" and self.platform == "gpu":  # a copy for several products
+                whole += [v for v in op.results if self.product_operands[v] > 1]
             whole += [v for v in op.operands if not self._here(v, op)]
             for value in whole:
                 stored[value] = True
@@ -318,7 +319,7 @@ class _Kernels:
         again, tables = written_again(flow) if gpu else set(), row_updates(self.graph, self.rules) if tpu else ()
         for op in self.graph.ops:
             if op.primitive in ("scan_slice", "scan_stack"):
-                moved = stack_traffic(flow, op, self.platform, self.leaves, self.product_operands, again)
+                moved = stack_traffic(flow, op, self.platform, self.leaves, self.product_operands.keys(), again)
                 reads.append(moved[:1])
                 writes.append(moved[1:])
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -33,4 +34,4 @@ def test_what_fits_a_tight_budget_is_proved_by_the_first_search(
     first = planner.solve(space, planner.budget_bytes, None)
     assert asked[0] == (planner.budget_bytes, len(space.problem.usages)) and len(asked) > 1
     assert found.result.bound_s == min(first.bound_s, found.result.objective_s) > 0
-    assert len(asked) <= len(set(asked)) + 1, "what was found loosely is looked for once more, to be proved"
+    assert max(Counter(asked).values()) <= 2, "what was found loosely is looked for once more, to be proved"
