@@ -22,7 +22,7 @@ from .dilated import transposed_for_kernels
 from .few_images import few_images, moved_pixels
 from .first_layers import turned_round
 from .grouped_concats import written_in_groups
-from .held_back import behind_loops, combined_sums, held_back, last_products, put_back, put_off
+from .held_back import PRODUCTS, behind_loops, combined_sums, held_back, last_products, put_back, put_off
 from .indices import prepared_indices, validity_masks
 from .invariants import Invariant
 from .kept_tanhs import kept_tanhs
@@ -133,8 +133,8 @@ def step_memory(
         beside += in_rows
         if filled is not None:
             beside += _awaiting(graph, axes, filled, stored, times, values, reads)
-        elif times == crossing.times:
-            beside += combined_sums(graph, axes, times, values, reads)
+        elif sum(times[op.index] != crossing.times[op.index] for op in graph.ops if op.primitive in PRODUCTS) <= 1:
+            beside += combined_sums(graph, axes, crossing.times, values, reads)
     if model.profile.kind == "tpu":
         beside += ring_operands(graph, axes, stored, crossing.producers, times, values, reads)
         lives = lives or lives_of(graph, stored, times)

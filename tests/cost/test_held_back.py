@@ -82,7 +82,8 @@ def test_on_gpu_gradients_that_are_summed_late_wait_for_the_end_of_the_backward_
     activation = ROWS * side * 4 // 8
     # the first layer's gradient needs what all others still hold
     assert found.parts["activations"] >= activation * (2 * LAYERS - 1 if waits else LAYERS)
-    assert (found.peak_bytes > in_order.peak_bytes + activation) == waits
+    # scattered apart, one product is late, and what is made waits
+    assert (found.peak_bytes > in_order.peak_bytes + 2 * activation) == waits
 
 
 def test_on_gpu_kernels_gradients_wait_too() -> None:
