@@ -13,7 +13,7 @@ and all of them are taken to: at once, ViT-H on v6e would be at -9 %, T5 and Whi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..ir import Op
 from .residency import Flow
@@ -22,24 +22,27 @@ from .residency import Flow
 def added_in_place(flow: Flow, stored: Sequence[bool]) -> Mapping[int, int]:
     """For the ends of iterations that put what is computed of a carry in the place of it, when no other operation of
     the loop's body reads that, and for what is computed: the last operation that is waited for."""
-    uses, found = flow.graph.uses(), dict[int, int]()
-    for op in flow.graph.ops:
-        if op.primitive == "carry_next" and not stored[op.operands[0]]:
-            value, carry = op.operands
-            readers = {reader for reader, _ in uses[carry] if flow.loop_of[reader] == flow.loop_of[op.index]}
-            if readers == {op.index, flow.producers[value]}:
-                inside, last = _computed(flow, stored, op)
-                if last >= 0:
-                    found.update(dict.fromkeys(inside, last))
-    return found
+    uses = flow.graph.uses()
+
+    def alone(end: Op) -> bool:
+        value, carry = end.operands
+        readers = {reader for reader, _ in uses[carry] if flow.loop_of[reader] == flow.loop_of[end.index]}
+        return readers == {end.index, flow.producers[value]}
+
+    return _at_once(flow, stored, (op for op in flow.graph.ops if op.primitive == "carry_next" and alone(op)))
 
 
 def stacked_at_once(flow: Flow, stored: Sequence[bool]) -> Mapping[int, int]:
     """The same for what a loop stacks, and what that is computed of, where it is in no buffer before."""
+    return _at_once(flow, stored, (op for op in flow.graph.ops if op.primitive == "scan_stack"))
+
+
+def _at_once(flow: Flow, stored: Sequence[bool], ends: Iterable[Op]) -> Mapping[int, int]:
+    """For each of `ends` whose operand is in no buffer, and for what is computed with it, what is waited for."""
     found = dict[int, int]()
-    for op in flow.graph.ops:
-        if op.primitive == "scan_stack" and not stored[op.operands[0]]:
-            inside, last = _computed(flow, stored, op)
+    for end in ends:
+        if not stored[end.operands[0]]:
+            inside, last = _computed(flow, stored, end)
             if last >= 0:
                 found.update(dict.fromkeys(inside, last))
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..ir import Graph, Lives, Op, lives_of
 from .added_scores import AddedScores
@@ -120,6 +120,12 @@ class Traffic:
     def firsts(self) -> tuple[tuple[int, ...], ...]:
         """See `first_layers`."""
         return tuple(first_layers(self.graph, self.producers))
+
+    @functools.cached_property
+    def stacked_as_made(self) -> Traffic:
+        """The same, with what loops stack written as soon as it is there; see `stacked_at_once`."""
+        times = tuple(self.times[self.stacked.get(op, op)] for op in range(len(self.times)))
+        return replace(self, times=times) if self.stacked else self
 
     @functools.cached_property
     def tied(self) -> tuple[Tied, ...]:

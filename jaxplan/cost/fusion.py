@@ -109,7 +109,7 @@ class _Kernels:
         self.stored, self.cheap, self.again = list(forced), set[int](), frozenset[int]()
         self.leaves: list[Mapping[int, float] | None] = [None] * len(graph.values)
         self.far: dict[int, Mapping[int, float]] = {}  # leaves on TPU, however many
-        self.readers = kernels_reading(graph, rules, self.kinds, self.value_level, self.op_level)
+        self.readers = kernels_reading(graph, rules, self.kinds, self.value_level, self.op_level, platform)
         self.bent = set[int]()  # on GPU, what a kernel has computed of a curve of something normalised, see `masks`
         sums = [op for op in graph.ops if self.kinds[op.index] == "reduction"]
         self.reduced = {read for op in sums for v in op.operands for read in (v, unwidened(graph, self.producers, v))}
@@ -209,7 +209,7 @@ class _Kernels:
                     self.leaves[value] = self._from_operands(op, value)
                     leaves = self.leaves[value]
                     dear = leaves is None or (contracted[value] and self._kept(value))
-                    if self.platform == "tpu" and leaves is not None:
+                    if self.readers and leaves is not None:
                         dear |= costs_more_again(self.readers[value], self.bytes[value], leaves)
                     if crosses[value] and dear and not self.source[value]:
                         self.stored[value] = True

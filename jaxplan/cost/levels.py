@@ -9,9 +9,13 @@ from ..sharding import Rule
 
 
 def kernels_reading(
-    graph: Graph, rules: Sequence[Rule], kinds: Sequence[str], value_levels: Sequence[int], op_levels: Sequence[int]
-) -> list[int]:
-    """How many kernels read each value from memory or would compute it: each product, and one for all else."""
+    graph: Graph, rules: Sequence[Rule], kinds: Sequence[str], value_levels: Sequence[int], op_levels: Sequence[int],
+    platform: str,
+) -> list[int]:  # fmt: skip
+    """How many kernels read each value from memory or would compute it: each product, and one for all else; nothing
+    but on TPU, where it matters."""
+    if platform != "tpu":
+        return []
     products, others = [0] * len(graph.values), [False] * len(graph.values)
     for op in graph.ops:
         for value in op.operands:

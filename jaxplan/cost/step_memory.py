@@ -71,6 +71,8 @@ def step_memory(
       most_behind: how many products run behind a sum, see `put_behind`; None: as many as the memory has room for.
       crossing: see `traffic`; kinds, values, reads, waited, outputs: see `simulate_memory`.
     """
+    if model.profile.kind == "tpu" and not model.profile.late_stacks:
+        crossing = crossing.stacked_as_made
     times, stored = crossing.times, crossing.stored
     filled: Fillers | None = None
     behind: Behind | None = None
@@ -84,8 +86,6 @@ def step_memory(
             times = held_back(graph, axes, stored, times, values, reads, outputs)
     lists: Sequence[ListCopy] = ()
     if model.profile.kind == "tpu":
-        if crossing.stacked and not model.profile.late_stacks:
-            times = tuple(times[crossing.stacked.get(op, op)] for op in range(len(times)))
         times = after_lookups(graph, crossing.tied, times, values, reads)
         lists = [*list_copies(graph, axes, values, reads, times, model.profile.on_chip_bytes or 0)]
         scattered = {one.value: one.stop - 1 for one in lists if one.size and one.given_up and one.in_rows}
