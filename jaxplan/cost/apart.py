@@ -12,6 +12,12 @@ value is made of, has to come first in memory: it is transposed as that product 
 that every token meets, `btd,edf->ebtf`, and what a gelu makes of them).  Where the transposition only exchanges the
 two operands' dimensions, so does XLA, and the value lies in order: attention of one query a group, whose softmax is
 kept for both (GPT-2, unrolled).
+
+Projections in f32 with a bias that are transposed to come first by heads are written as cuBLAS likes them best, what
+its first operand sums last, and what its second one sums first: keys once for the scores and once more, from what
+the projection made, for the queries' gradient, which keeps that till then, and all that it is merged with.  Triton's
+products read any order; XLA has them for sequences that are multiples of 16 (vision transformers of 196, 197 and 256
+tokens and a Whisper, H100, jax 0.10.2; in bf16 the second copy is made of the first).
 """
 
 from __future__ import annotations
@@ -44,6 +50,9 @@ class Orders(NamedTuple):
     by_rows: Set[int]
 
 
+_TRITON = 16
+"""Of what the sequence has to be a multiple for Triton's products, which read any order."""
+
 NO_ORDERS = Orders({}, frozenset())
 
 
@@ -73,8 +82,28 @@ def made_apart(flow: Flow, cheap: Set[int], orders: Orders) -> Mapping[int, tupl
     return {
         value: tuple(reads[value])
         for value, maker in makers.items()
-        if maker is not None and maker.index not in orders.by_rows and _is_handed_on(flow, maker, batch[value])
+        if (maker is None and _in_two_orders(flow, value, reads[value]))
+        or (maker and maker.index not in orders.by_rows and _is_handed_on(flow, maker, batch[value]))
     }
+
+
+def _in_two_orders(flow: Flow, value: int, reads: Sequence[tuple[int, int]]) -> bool:
+    """Whether cuBLAS is handed `value`, a product of f32 with a bias, in two orders, see the module."""
+    tensor = flow.graph.values[value]
+    op = flow.graph.ops[flow.producers[value]]
+    biased = [flow.producers[v] for v in op.operands if flow.graph.values[v].shape == tensor.shape]
+    if tensor.item_bytes != 4 or op.primitive != "add" or len(biased) != 1 or not flow.rules[biased[0]].matmul:
+        return False
+    orders, odd = set[tuple[int, ...]](), False
+    for index, place in reads:
+        contracted, batched = flow.graph.ops[index].params["dimension_numbers"]
+        sums, batch = contracted[place], batched[place]
+        if list(batch) == [*range(len(batch))]:
+            return False  # it is read as it lies
+        kept = [d for d in range(len(tensor.shape)) if d not in (*sums, *batch)]
+        odd |= any(tensor.shape[d] % _TRITON for d in (*sums, *kept))
+        orders.add((*kept, *sums) if place == 0 else (*sums, *kept))
+    return odd and len(orders) > 1
 
 
 def softmaxes_by_rows(flow: Flow) -> set[int]:

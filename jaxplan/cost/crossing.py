@@ -10,6 +10,7 @@ from ..ir import Graph, Lives, Op, lives_of
 from .added_scores import AddedScores
 from .apart import TurnedResult
 from .bodies import Body
+from .caches_on_gpu import ReadCache, read_caches
 from .conversions import Conversion
 from .few_images import Spread
 from .fills import Fill
@@ -136,6 +137,11 @@ class Traffic:
     def caches(self) -> tuple[TurnedCache, ...]:
         """See `turned_caches`."""
         return tuple(turned_caches(self.graph))
+
+    @functools.cached_property
+    def read_caches(self) -> tuple[ReadCache, ...]:
+        """See `caches_on_gpu`."""
+        return tuple(read_caches(self.graph))
 
     def kept(self, op: Op) -> tuple[Resident | None, ...]:
         """What of an operation's operands and results may stay on the chip; () where nothing of the program may."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from ..ir import LOOP_EDGES, Graph, Op
 from ..sharding import Rule
 from .masks import fused_on, halves
+from .unaligned import copying
 
 _MOVEMENT = frozenset(
     {"broadcast_in_dim", "concatenate", "dynamic_slice", "pad", "reshape", "rev", "roll", "shift", "slice",
@@ -30,7 +31,8 @@ it: a normalisation's statistics beside what it normalises."""
 
 
 def kinds_of(graph: Graph, rules: Sequence[Rule], source: Sequence[bool], platform: str) -> list[str]:
-    """`kind_of` every operation; what a scan by halves writes on GPU (`masks.halves`) is the root of a kernel there.
+    """`kind_of` every operation; what a scan by halves writes on GPU (`masks.halves`) is the root of a kernel there,
+    and a reshape that cuts a TPU's tiles is a kernel of its own.
 
     Args:
       source: see `source_values`.
@@ -40,6 +42,8 @@ def kinds_of(graph: Graph, rules: Sequence[Rule], source: Sequence[bool], platfo
     for value in halves(graph, producers) if platform == "gpu" else ():
         if producers[value] >= 0 and kinds[producers[value]] == "fused" and not source[value]:
             kinds[producers[value]] = "reduction"
+    for index in copying(graph) if platform == "tpu" else ():
+        kinds[index] = "heavy"
     return kinds
 
 

@@ -4,8 +4,9 @@ In a loop all of them but those that are added to carries (`carries`), a weight'
 with their operands kept till then: so XLA for GPU schedules the backward loops of GPT-2 medium and XL, of a GPT block
 and of a mixture of experts (H100, jax 0.10.2).
 Outside of loops products run as they stand in the program, but for those that read a softmax narrower than the scores
-that it is of, bf16 of f32: the values' gradient keeps it while the scores' gradient is made (stacks of attention,
-`jax.nn.dot_product_attention` among them; of scores and softmax of one type, bf16 or f32, it does not).
+that it is of, bf16 of f32, or one of f32: the values' gradient keeps it while the scores' gradient is made (stacks of
+attention, `jax.nn.dot_product_attention` among them; of bf16 scores and softmax it does not, nor, of f32, always:
+vision transformers of 196 tokens and 128 images a device do not, Whisper and those of 256 tokens do).
 """
 
 from __future__ import annotations
@@ -39,16 +40,21 @@ def late_products(flow: Flow, stored: Sequence[bool]) -> tuple[int, ...]:
         if loop >= 0 and waits:
             wanted = [_wanted(flow, loop, reader, times) for v in op.results for reader in readers[v]]
             times[op.index] = max(op.index, min(wanted, default=op.index))
-        elif loop < 0 and is_batched(op) and any(_is_narrower(flow, v, scores) for v in op.operands):
+        elif loop < 0 and is_batched(op) and any(_keeps_softmax(flow, v, scores) for v in op.operands):
             times[op.index] = max(op.index, _first_reader(flow, op, readers, stored, times))
     return tuple(times)
 
 
-def _is_narrower(flow: Flow, value: int, scores: Mapping[tuple[int, ...], float]) -> bool:
-    """Whether a product reads what is rounded of what has the shape of wider scores."""
+def _keeps_softmax(flow: Flow, value: int, scores: Mapping[tuple[int, ...], float]) -> bool:
+    """Whether a product reads a softmax that is rounded from the type of wider scores, or one in f32."""
     made, tensor = flow.producers[unmoved(flow.graph, flow.producers, value)], flow.graph.values[value]
-    rounded = made >= 0 and flow.graph.ops[made].primitive == "convert_element_type"
-    return rounded and scores.get(tuple(sorted(tensor.shape)), 0.0) > tensor.item_bytes
+    if made < 0 or (wide := scores.get(tuple(sorted(tensor.shape)), 0.0)) < tensor.item_bytes:
+        return False
+    op = flow.graph.ops[made]
+    if op.primitive == "convert_element_type":
+        return wide > tensor.item_bytes
+    maker = flow.producers[op.operands[0]] if op.primitive == "div" else -1
+    return wide == tensor.item_bytes == 4 and maker >= 0 and flow.graph.ops[maker].primitive == "exp"
 
 
 def _first_reader(

@@ -99,6 +99,8 @@ def read_whole(
         elif op.primitive == "scatter-add" and adds_gathered(graph, producers, kinds, op):
             others = []
         return [table, unviewed(graph, producers, indices), *others]
+    if op.primitive == "convert_element_type":  # beside a reshape, see `unaligned`
+        return [unviewed(graph, producers, op.operands[0])]
     return op.operands[:1] if platform == "gpu" and op.primitive == "scatter-add" else op.operands
 
 

@@ -65,7 +65,7 @@ def wide_copies(graph: Graph, stored: Sequence[bool], producers: Sequence[int]) 
     for op in graph.ops:
         if op.primitive == "gather":
             kept = gathered_from(graph, producers, op.operands[0])
-            if kept != op.operands[0] and producers[kept] >= 0:
+            if kept != op.operands[0] and producers[kept] >= 0 and not stored[op.operands[0]]:
                 made = producers[op.operands[0]]
                 found.append(WideCopy(made, op.index, op.index if _leads_to(graph, made, op) else made))
     return tuple(found)

@@ -14,6 +14,7 @@ from ..sharding import UNREDUCED, MeshAxes
 from .added_scores import kept_products
 from .apart import apart_scratch, turned_copies
 from .bodies import Body
+from .caches_on_gpu import turned_for_products
 from .converted_weights import Converted, converted_weights
 from .copied_back import BackAndForth, back_and_forth
 from .crossing import Traffic
@@ -46,6 +47,8 @@ from .tied_tables import after_lookups
 from .tiles import device_bytes
 from .turned import turned_updates
 from .turned_caches import turned_for_loops
+from .turned_gradients import turned_gradients
+from .unaligned import copied_in_lanes
 from .vector_memory import vector_memory
 
 
@@ -122,6 +125,8 @@ def step_memory(
         beside += padded_images(graph, axes, times, needed, reads)
         beside += kept_tanhs(graph, axes, crossing.tanhs, times, needed, values, reads)
         beside += validity_masks(graph, axes, crossing.indices, times, reads)
+        beside += turned_for_products(graph, axes, crossing.read_caches, times, values)
+        beside += turned_gradients(graph, axes, stored, times, values)
         beside += transposed_for_kernels(graph, axes, times, reads)
         beside += kept_slices(graph, axes, crossing.merged, lives, values, reads)
         given_up = {one.result: one.start + 1 for one in turned}
@@ -150,6 +155,7 @@ def step_memory(
         beside += prepared_indices(graph, axes, crossing.indices, times, reads)
         beside += written_operands(graph, axes, crossing.shared, model.profile, times, lives.needed, values, reads)
         beside += [(one.start, one.stop, one.size) for one in lists]
+        beside += copied_in_lanes(graph, axes, times, values)
         converted = [*converted_weights(graph, axes, stored, times, values, reads)]
         converted += turned_for_loops(graph, axes, crossing.caches, times, values)
         converted += written_in_groups(graph, axes, crossing.grouped, times, lives.needed, values)

@@ -4,8 +4,10 @@ XLA multiplies broadcast operands instead of calling for such a product, and doe
 The gradient of what a head of one output reads is the head, broadcast, times a number for each row; so is what the head
 makes of its input, summed after that, and the head's own gradient; XLA has one broadcast for each operand.  It was cut
 by the time steps as the head's input is, the gradient with it, and a loop over time gathered the whole gradient in each
-iteration (an LSTM's critic on eight v5e, jax 0.10.2, libtpu 0.0.42.1: 7 GiB for 61 MiB).  So the operands go through a
-barrier of their own, and the result is pinned where it is made.
+iteration (an LSTM's critic on eight v5e, jax 0.10.2, libtpu 0.0.42.1: 7 GiB for 61 MiB).  So what is broadcast goes
+through a barrier of its own, and the result is pinned where it is made.  What is as large as the result does not: a
+barrier would have a kernel write what could be made where it is multiplied (Mamba-2's decays, the exponentials of
+differences, times scores).
 """
 
 from __future__ import annotations
@@ -25,10 +27,12 @@ def multiplied(graph: Graph) -> frozenset[int]:
 
 
 def on_their_own(eqn: Any, operands: list[Any]) -> list[Any]:
-    """The operands of an equation, of a product that sums nothing behind a barrier."""
+    """The operands of an equation, of a product that sums nothing those that it broadcasts behind a barrier."""
     if eqn.primitive.name != "dot_general" or not _sums_nothing(eqn.params, eqn.invars[0].aval.shape):
         return operands
-    return list(jax.lax.optimization_barrier(tuple(operands)))
+    made = eqn.outvars[0].aval.size
+    broadcast = [var.aval.size < made for var in eqn.invars]
+    return [jax.lax.optimization_barrier(x) if b else x for x, b in zip(operands, broadcast, strict=True)]
 
 
 def _sums_nothing(params: Mapping[str, Any], shape: Sequence[int]) -> bool:

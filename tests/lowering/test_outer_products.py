@@ -15,7 +15,7 @@ import pytest
 import jaxplan
 from jaxplan.ir import trace
 from jaxplan.lowering import compiled_collectives
-from jaxplan.lowering.outer_products import multiplied
+from jaxplan.lowering.outer_products import multiplied, on_their_own
 
 AXES = (("data", 4), ("model", 2))
 TIME, BATCH, WIDTH = 32, 64, 256
@@ -65,6 +65,17 @@ def test_products_over_one_element_are_told_from_others() -> None:
     products = {op.results[0]: op.params["dimension_numbers"] for op in graph.ops if op.primitive == "dot_general"}
     assert len(products) == 3
     assert len(multiplied(graph)) == 2
+
+
+@pytest.mark.parametrize(
+    ("expression", "given", "apart"),
+    [("bij,bij->bij", [(8, 4, 2)] * 2, 0), ("bi,bj->bij", [(8, 4), (8, 2)], 2), ("bij,b->bij", [(8, 4, 2), (8,)], 1)],
+)
+def test_what_is_broadcast_goes_through_a_barrier(expression: str, given: list[tuple[int, ...]], apart: int) -> None:
+    operands = [np.ones(shape, np.float32) for shape in given]
+    (product,) = jax.make_jaxpr(lambda *x: jnp.einsum(expression, *x))(*operands).eqns
+    barriers = jax.make_jaxpr(lambda *x: on_their_own(product, list(x)))(*operands).eqns
+    assert [one.primitive.name for one in barriers] == ["optimization_barrier"] * apart
 
 
 @pytest.mark.aot_tpu
