@@ -97,22 +97,22 @@ class _Kernels:
         self.loop_of = [-1] * len(graph.ops)
         for position, loop in enumerate(graph.loops):  # inner loops stand after outer ones
             self.loop_of[loop.start : loop.stop] = [position] * (loop.stop - loop.start)
-        products = [op for op in graph.ops if rules[op.index].matmul]
-        self.product_operands = Counter(unmoved(graph, self.producers, v) for op in products for v in op.operands)
+        read = (v for op in graph.ops if rules[op.index].matmul for v in op.operands)
+        self.product_operands = Counter(unmoved(graph, self.producers, v) for v in read)
         self.images = image_lanes(graph, rules) if platform == "tpu" else {}
         self.laid = written_for_products(graph, self.images) | read_of_sliced_lists(graph)
-        self.op_level, self.value_level = [0] * len(graph.ops), [0] * len(graph.values)
-        self._find_levels()
+        self.op_level, self.value_level = self._find_levels()
         self.onto = dict(added_onto(graph, self.producers)) if platform == "gpu" else {}
         self.scores = tuple(added_scores(graph, self.kinds, self.producers) if platform == "tpu" else ())
         forced = self._forced()
         self.stored, self.cheap, self.again = list(forced), set[int](), frozenset[int]()
         self.leaves: list[Mapping[int, float] | None] = [None] * len(graph.values)
         self.far: dict[int, Mapping[int, float]] = {}  # leaves on TPU, however many
-        self.readers = kernels_reading(graph, rules, self.kinds, self.value_level, self.op_level, platform)
+        kept = self.laid.union(v for v, there in enumerate(forced) if there)
+        self.readers = kernels_reading(graph, rules, self.kinds, self.value_level, self.op_level, platform, kept)
         self.bent = set[int]()  # on GPU, what a kernel has computed of a curve of something normalised, see `masks`
-        sums = [op for op in graph.ops if self.kinds[op.index] == "reduction"]
-        self.reduced = {read for op in sums for v in op.operands for read in (v, unwidened(graph, self.producers, v))}
+        summed = {v for op in graph.ops if self.kinds[op.index] == "reduction" for v in op.operands}
+        self.reduced = summed.union(unwidened(graph, self.producers, v) for v in summed)
         smaller, converted = self._find_leaves()
         if smaller or converted:
             self.again = frozenset(v for scores in converted for v in made_at_once(graph, self.producers, scores))
@@ -129,10 +129,9 @@ class _Kernels:
         """Whether `value` is made in the loop body that `op` stands in; else it is in memory before the body starts."""
         return self.producers[value] >= 0 and self.loop_of[self.producers[value]] == self.loop_of[op.index]
 
-    def _find_levels(self) -> None:
-        floor: dict[int, int] = {}
-        highest: dict[int, int] = {}
-        before = -1
+    def _find_levels(self) -> tuple[list[int], list[int]]:
+        self.op_level, self.value_level = [0] * len(self.graph.ops), [0] * len(self.graph.values)
+        floor, highest, before = dict[int, int](), dict[int, int](), -1
         for op in self.graph.ops:
             loop, kind = self.loop_of[op.index], self.kinds[op.index]
             if loop < before:
@@ -148,6 +147,7 @@ class _Kernels:
             later = kind == "reduction" or (kind == "heavy" and not self._open(op))
             for result in op.results:
                 self.value_level[result] = level + later
+        return self.op_level, self.value_level
 
     def _forced(self) -> list[bool]:
         """Values in memory whatever is computed again."""
@@ -222,16 +222,16 @@ class _Kernels:
                     if op.primitive not in CURVES:
                         self.bent.discard(value)
         exponents = exponentiated(self.graph, self.kinds, self.producers) if self.platform == "tpu" else {}
-        converted: dict[int, set[int]] = {}
-        best: dict[int, int] = {}
-        for origin, made in sorted(made_of.items(), reverse=True):  # the latest of equals
+        converted, best = dict[int, set[int]](), dict[int, int]()
+        # of equals in f32 what most are made of (an exact gelu's argument, not what is scaled of it), then the latest
+        least = {v: (self.bytes[v], -len(made) * (self.graph.values[v].item_bytes > 2)) for v, made in made_of.items()}
+        for origin, made in sorted(made_of.items(), reverse=True):
             dear = self.bytes[origin] < sum(self.bytes[v] for v in made) or any(self.mask[v] for v in made)
             arguments = [exponents[v] for v in made if v in exponents]
             if dear and arguments and makes_scores(self.graph, self.producers, self.graph.ops[self.producers[origin]]):
                 converted[origin] = set().union(*arguments)
             elif dear and not self.mask[origin]:
-                for value in made:
-                    best[value] = min(best.get(value, origin), origin, key=self.bytes.__getitem__)
+                best.update((value, min(best.get(value, origin), origin, key=least.__getitem__)) for value in made)
         return set(best.values()), converted
 
     def _origins(self, op: Op) -> Iterator[int]:

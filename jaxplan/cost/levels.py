@@ -10,20 +10,30 @@ from ..sharding import Rule
 
 def kernels_reading(
     graph: Graph, rules: Sequence[Rule], kinds: Sequence[str], value_levels: Sequence[int], op_levels: Sequence[int],
-    platform: str,
+    platform: str, kept: Collection[int],
 ) -> list[int]:  # fmt: skip
-    """How many kernels read each value from memory or would compute it: each product, and one for all else; nothing
-    but on TPU, where it matters."""
+    """How many kernels read each value from memory or would compute it: each product, also of what is made of it where
+    that is read, and one for all else; nothing but on TPU, where it matters.
+
+    Args:
+      kept: values that are in memory for sure; what reads them reads nothing that they are made of.
+    """
     if platform != "tpu":
         return []
     products, others = [0] * len(graph.values), [False] * len(graph.values)
-    for op in graph.ops:
+    for op in reversed(graph.ops):
+        inside = kinds[op.index] == "fused"
+        later = 0
+        for value in op.results if inside else ():
+            later |= products[value] * (value not in kept)
         for value in op.operands:
             if rules[op.index].matmul:
-                products[value] += 1
-            elif kinds[op.index] == "reduction" or value_levels[value] < op_levels[op.index]:
-                others[value] = True
-    return [count + other for count, other in zip(products, others, strict=True)]
+                products[value] |= 1 << op.index
+            else:
+                products[value] |= later
+                if kinds[op.index] == "reduction" or value_levels[value] < op_levels[op.index]:
+                    others[value] = True
+    return [count.bit_count() + other for count, other in zip(products, others, strict=True)]
 
 
 def costs_more_again(kernels: int, size: float, leaves: Mapping[int, float]) -> bool:
@@ -33,7 +43,9 @@ def costs_more_again(kernels: int, size: float, leaves: Mapping[int, float]) -> 
     XLA for TPU stores the sum of a residual network's two branches, each scaled and shifted, that five kernels read,
     and a normalisation's gradient, made of that behind it and of what was normalised, that the gradients of its
     weights and of its input and its bias' sum read; not the first layer's, whose input needs no gradient (networks
-    of group normalisation in f32 and bf16, v5e, jax 0.10.2, libtpu 0.0.42.1).
+    of group normalisation in f32 and bf16, v5e); and a stream of activations with a scaled branch added, whose
+    normalisation two products read, though the branch is kept for the scale's gradient (layer scales of a ConvNeXt and
+    a DINO, v5e, v5p and v6e, jax 0.10.2, libtpu 0.0.42.1).
 
     Args:
       kernels: how many; size: bytes of the value; leaves: of what it is computed from.

@@ -26,6 +26,7 @@ from .grouped_concats import written_in_groups
 from .held_back import PRODUCTS, behind_loops, combined_sums, held_back, last_products, put_back, put_off
 from .indices import prepared_indices, validity_masks
 from .invariants import Invariant
+from .kept_erfcs import kept_erfcs
 from .kept_tanhs import kept_tanhs
 from .latency_hiding import Fillers, fillers, is_recomputed
 from .memory import MemoryProfile, simulate_memory
@@ -150,6 +151,8 @@ def step_memory(
         scores, late = twice_in_memory(graph, axes, crossing.twice, times, reads, written_out)
         halved = kept_as_made(graph, axes, crossing.twice, reads)
         beside += scores
+        if model.profile.keeps_erfcs:
+            beside += kept_erfcs(graph, axes, stored, times, lives, values)
         if model.profile.turns_first_layers:
             beside += turned_round(graph, axes, crossing.firsts, model.profile.on_chip_bytes or 0, times, values)
         beside += prepared_indices(graph, axes, crossing.indices, times, reads)
