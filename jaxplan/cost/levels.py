@@ -12,8 +12,8 @@ def kernels_reading(
     graph: Graph, rules: Sequence[Rule], kinds: Sequence[str], value_levels: Sequence[int], op_levels: Sequence[int],
     platform: str, kept: Collection[int],
 ) -> list[int]:  # fmt: skip
-    """How many kernels read each value from memory or would compute it: each product, also of what is made of it where
-    that is read, and one for all else; nothing but on TPU, where it matters.
+    """How many kernels read each value from memory or would compute it: each product, also one of matrices that reads
+    what is made of it, and one for all else; nothing but on TPU, where it matters.
 
     Args:
       kept: values that are in memory for sure; what reads them reads nothing that they are made of.
@@ -21,16 +21,19 @@ def kernels_reading(
     if platform != "tpu":
         return []
     products, others = [0] * len(graph.values), [False] * len(graph.values)
+    through = [0] * len(graph.values)
     for op in reversed(graph.ops):
         inside = kinds[op.index] == "fused"
         later = 0
         for value in op.results if inside else ():
-            later |= products[value] * (value not in kept)
+            later |= through[value] * (value not in kept)
         for value in op.operands:
             if rules[op.index].matmul:
                 products[value] |= 1 << op.index
+                through[value] |= (op.primitive == "dot_general") << op.index
             else:
                 products[value] |= later
+                through[value] |= later
                 if kinds[op.index] == "reduction" or value_levels[value] < op_levels[op.index]:
                     others[value] = True
     return [count.bit_count() + other for count, other in zip(products, others, strict=True)]

@@ -23,6 +23,7 @@ from .dilated import transposed_for_kernels
 from .few_images import few_images, moved_pixels
 from .first_layers import turned_round
 from .grouped_concats import written_in_groups
+from .grouped_convolutions import copied_for_groups
 from .held_back import PRODUCTS, behind_loops, combined_sums, held_back, last_products, put_back, put_off
 from .indices import prepared_indices, validity_masks
 from .invariants import Invariant
@@ -158,6 +159,7 @@ def step_memory(
         beside += prepared_indices(graph, axes, crossing.indices, times, reads)
         beside += written_operands(graph, axes, crossing.shared, model.profile, times, lives.needed, values, reads)
         beside += [(one.start, one.stop, one.size) for one in lists]
+        beside += copied_for_groups(graph, axes, times, values, reads)
         beside += copied_in_lanes(graph, axes, times, values)
         converted = [*converted_weights(graph, axes, stored, times, values, reads)]
         converted += turned_for_loops(graph, axes, crossing.caches, times, values)
