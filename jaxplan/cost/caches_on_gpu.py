@@ -13,15 +13,15 @@ product and all is read as it lies, and so are caches with the heads before the 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from ..ir import Graph, Op
+from ..ir import Graph
 from ..sharding import MeshAxes
 from .tiles import device_bytes, local_sizes
+from .turned_caches import matrix_batches
 from .written import updates_part
 
 
@@ -42,7 +42,7 @@ def read_caches(graph: Graph) -> Iterator[ReadCache]:
         if op.primitive != "dot_general" or around[op.index]:
             continue
         for place, value in enumerate(op.operands):
-            dims = _batches(graph, op, place)
+            dims = matrix_batches(graph, op, place)
             while dims and producers[value] >= 0 and (maker := graph.ops[producers[value]]).primitive == "transpose":
                 dims = tuple(maker.params["permutation"][d] for d in dims)
                 value = maker.operands[0]
@@ -52,14 +52,6 @@ def read_caches(graph: Graph) -> Iterator[ReadCache]:
             if graph.ops[made].operands[0] in given:
                 found.add(value)
                 yield ReadCache(value, op.index, dims)
-
-
-def _batches(graph: Graph, product: Op, place: int) -> tuple[int, ...]:
-    """The batch dimensions of an operand; none where the other operand has but one row for each."""
-    (contracted, batched), other = product.params["dimension_numbers"], product.operands[1 - place]
-    inside = {*contracted[1 - place], *batched[1 - place]}
-    rows = math.prod(size for d, size in enumerate(graph.values[other].shape) if d not in inside)
-    return tuple(batched[place]) if rows > 1 else ()
 
 
 def turned_for_products(

@@ -16,6 +16,7 @@ from .few_images import Spread
 from .fills import Fill
 from .first_layers import first_layers
 from .grouped_concats import Grouped, grouped_concats
+from .grouped_convolutions import grouped_convolutions
 from .images import Lanes
 from .indices import Prepared, prepared
 from .invariants import Invariant
@@ -34,6 +35,7 @@ from .tied_tables import Tied, tied_tables
 from .tiles import Tiling
 from .turned import Update
 from .turned_caches import TurnedCache, turned_caches
+from .unaligned import copying
 from .vector_kernels import VectorKernel
 
 
@@ -142,6 +144,16 @@ class Traffic:
     def read_caches(self) -> tuple[ReadCache, ...]:
         """See `caches_on_gpu`."""
         return tuple(read_caches(self.graph))
+
+    @functools.cached_property
+    def unaligned(self) -> tuple[int, ...]:
+        """See `unaligned.copying`."""
+        return tuple(copying(self.graph))
+
+    @functools.cached_property
+    def grouped_convolutions(self) -> tuple[Op, ...]:
+        """See `grouped_convolutions`."""
+        return tuple(grouped_convolutions(self.graph))
 
     def kept(self, op: Op) -> tuple[Resident | None, ...]:
         """What of an operation's operands and results may stay on the chip; () where nothing of the program may."""

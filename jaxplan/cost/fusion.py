@@ -101,7 +101,7 @@ class _Kernels:
         self.product_operands = Counter(unmoved(graph, self.producers, v) for v in read)
         self.images = image_lanes(graph, rules) if platform == "tpu" else {}
         self.laid = written_for_products(graph, self.images) | read_of_sliced_lists(graph)
-        self.op_level, self.value_level = self._find_levels()
+        self._find_levels()
         self.onto = dict(added_onto(graph, self.producers)) if platform == "gpu" else {}
         self.scores = tuple(added_scores(graph, self.kinds, self.producers) if platform == "tpu" else ())
         forced = self._forced()
@@ -129,7 +129,8 @@ class _Kernels:
         """Whether `value` is made in the loop body that `op` stands in; else it is in memory before the body starts."""
         return self.producers[value] >= 0 and self.loop_of[self.producers[value]] == self.loop_of[op.index]
 
-    def _find_levels(self) -> tuple[list[int], list[int]]:
+    def _find_levels(self) -> None:
+        """Sets `op_level` and `value_level`."""
         self.op_level, self.value_level = [0] * len(self.graph.ops), [0] * len(self.graph.values)
         floor, highest, before = dict[int, int](), dict[int, int](), -1
         for op in self.graph.ops:
@@ -147,7 +148,6 @@ class _Kernels:
             later = kind == "reduction" or (kind == "heavy" and not self._open(op))
             for result in op.results:
                 self.value_level[result] = level + later
-        return self.op_level, self.value_level
 
     def _forced(self) -> list[bool]:
         """Values in memory whatever is computed again."""

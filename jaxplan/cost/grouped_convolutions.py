@@ -22,22 +22,28 @@ _ROUNDED = 2
 """Bytes of an element as a product reads it."""
 
 
+def grouped_convolutions(graph: Graph) -> Iterator[Op]:
+    """Those of several channels a group."""
+    for op in graph.ops:
+        if op.primitive == "conv_general_dilated" and (groups := op.params["feature_group_count"]) > 1:
+            made, read = op.params["dimension_numbers"].rhs_spec[:2]
+            kernel = graph.values[op.operands[1]].shape
+            if kernel[read] > 1 and kernel[made] > groups:
+                yield op
+
+
 def copied_for_groups(
-    graph: Graph, axes: MeshAxes, times: Sequence[int], values: Mapping[int, np.ndarray],
+    graph: Graph, axes: MeshAxes, found: Sequence[Op], times: Sequence[int], values: Mapping[int, np.ndarray],
     reads: Mapping[tuple[int, int], np.ndarray],
 ) -> Iterator[tuple[int, int, int]]:  # fmt: skip
     """(start, stop, bytes) of the copies, and of what such a convolution makes before that is turned.
 
     Args:
-      times: see `Traffic`; values, reads: see `simulate_memory`.
+      found: see `grouped_convolutions`; times: see `Traffic`; values, reads: see `simulate_memory`.
     """
-    until: dict[int, int] = {}
-    for op in graph.ops:
-        if op.primitive == "conv_general_dilated":
-            until[op.operands[0]] = max(until.get(op.operands[0], 0), times[op.index])
-    for op in graph.ops:
-        rows = reads.get((op.index, 0)), values.get(op.results[0]) if op.results else None
-        if not _grouped(graph, op) or rows[0] is None or rows[1] is None:
+    for op in found:
+        rows = reads.get((op.index, 0)), values.get(op.results[0])
+        if rows[0] is None or rows[1] is None:
             continue
         numbers, (read, made) = op.params["dimension_numbers"], (op.operands[0], op.results[0])
         if local_sizes(graph.values[read].shape, rows[0][None], axes)[0][numbers.lhs_spec[0]] >= LANES:
@@ -47,13 +53,6 @@ def copied_for_groups(
             for v, row, spec in ((read, rows[0], numbers.lhs_spec), (made, rows[1], numbers.out_spec))
         )
         share = 1 if graph.values[read].narrowed else min(_ROUNDED / graph.values[read].item_bytes, 1)
-        yield times[op.index], until[read] + 1, math.ceil(images * share)
+        readers = [r for r, place in graph.uses()[read] if place == 0 and graph.ops[r].primitive == op.primitive]
+        yield times[op.index], max(times[r] for r in readers) + 1, math.ceil(images * share)
         yield times[op.index], times[op.index] + 1, math.ceil(result)
-
-
-def _grouped(graph: Graph, op: Op) -> bool:
-    if op.primitive != "conv_general_dilated" or op.params["feature_group_count"] == 1:
-        return False
-    made, read = op.params["dimension_numbers"].rhs_spec[:2]
-    kernel, groups = graph.values[op.operands[1]].shape, op.params["feature_group_count"]
-    return bool(kernel[read] > 1 and kernel[made] > groups)

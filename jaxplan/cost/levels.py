@@ -23,9 +23,8 @@ def kernels_reading(
     products, others = [0] * len(graph.values), [False] * len(graph.values)
     through = [0] * len(graph.values)
     for op in reversed(graph.ops):
-        inside = kinds[op.index] == "fused"
         later = 0
-        for value in op.results if inside else ():
+        for value in op.results if kinds[op.index] == "fused" else ():
             later |= through[value] * (value not in kept)
         for value in op.operands:
             if rules[op.index].matmul:

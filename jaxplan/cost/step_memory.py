@@ -159,8 +159,8 @@ def step_memory(
         beside += prepared_indices(graph, axes, crossing.indices, times, reads)
         beside += written_operands(graph, axes, crossing.shared, model.profile, times, lives.needed, values, reads)
         beside += [(one.start, one.stop, one.size) for one in lists]
-        beside += copied_for_groups(graph, axes, times, values, reads)
-        beside += copied_in_lanes(graph, axes, times, values)
+        beside += copied_for_groups(graph, axes, crossing.grouped_convolutions, times, values, reads)
+        beside += copied_in_lanes(graph, axes, crossing.unaligned, times, values)
         converted = [*converted_weights(graph, axes, stored, times, values, reads)]
         converted += turned_for_loops(graph, axes, crossing.caches, times, values)
         converted += written_in_groups(graph, axes, crossing.grouped, times, lives.needed, values)

@@ -76,10 +76,10 @@ def turned_caches(graph: Graph) -> Iterator[TurnedCache]:
         read = [(r, place) for v in (carry, update.results[0]) for r, place in uses[v]]
         products = [(graph.ops[r], place) for r, place in read if graph.ops[r].primitive == "dot_general"]
         if products:
-            yield TurnedCache(carry, loop, along[0], _batches(graph, *products[0]))
+            yield TurnedCache(carry, loop, along[0], matrix_batches(graph, *products[0]))
 
 
-def _batches(graph: Graph, product: Op, place: int) -> tuple[int, ...]:
+def matrix_batches(graph: Graph, product: Op, place: int) -> tuple[int, ...]:
     """The batch dimensions of a cache that is an operand; none where the other operand has but one row for each."""
     (contracted, batched), other = product.params["dimension_numbers"], product.operands[1 - place]
     inside = {*contracted[1 - place], *batched[1 - place]}

@@ -87,15 +87,15 @@ def _shapes(graph: Graph, op: Op) -> tuple[Sequence[int], Sequence[int]]:
 
 
 def copied_in_lanes(
-    graph: Graph, axes: MeshAxes, times: Sequence[int], values: Mapping[int, np.ndarray]
+    graph: Graph, axes: MeshAxes, found: Sequence[int], times: Sequence[int], values: Mapping[int, np.ndarray]
 ) -> Iterator[tuple[int, int, int]]:
     """(start, stop, bytes) of what copies take beside what they read and write, see the module.
 
     Args:
-      times: see `Traffic`; values: the layout row of every value where it is made.
+      found: see `copying`; times: see `Traffic`; values: the layout row of every value where it is made.
     """
     producers = graph.producers()
-    for index in copying(graph):
+    for index in found:
         op = graph.ops[index]
         merged = op.operands[0] if op.primitive == "convert_element_type" else op.results[0]
         read, made = graph.ops[producers[merged]].operands[0], op.results[0]

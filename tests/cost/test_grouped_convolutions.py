@@ -58,7 +58,8 @@ def test_what_is_copied(groups: int, images: int, lanes: int) -> None:
     crossing = traffic(graph, graph_rules(graph), "tpu")
     reads = {(op.index, place): np.array([NONE]) for op in graph.ops for place in range(len(op.operands))}
     values = {v: np.array([NONE]) for v in range(len(graph.values))}
-    found = [*copied_for_groups(graph, (("data", 1),), crossing.times, values, reads)]
+    convolutions = crossing.grouped_convolutions
+    found = [*copied_for_groups(graph, (("data", 1),), convolutions, crossing.times, values, reads)]
     forward = [one for one in found if one[1] > one[0] + 1]  # till the gradient of the kernel
     assert [size for _, _, size in forward] == [2 * SIDE * SIDE * CHANNELS * lanes] * (LAYERS if lanes else 0)
 
