@@ -146,14 +146,21 @@ def made_alike(graph: Graph, values: frozenset[int]) -> frozenset[int]:
     weights that were cast once for rows to be gathered, by rows and columns, and once for a product, by rows, the
     product took the former: it gathered them and its other operand, bf16[64, 512, 50304], which no plan knew of (a
     language model under PPO on eight v5e, jax 0.10.2, libtpu 0.0.42.1).  Rows that a mixture of experts looks up and
-    scatters back have one index, made twice: cut for the latter, the former's rows were cut and gathered.
+    scatters back have one index, made twice: cut for the latter, the former's rows were cut and gathered.  A cast of
+    transposed weights is the cast of the weights (tied heads, `x @ w.T`: bf16[32, 1024, 50272] gathered on eight v5e).
     """
     number, alike = list(range(len(graph.values))), dict[tuple[object, ...], list[Op]]()
+    turned = dict[int, int]()
     for op in graph.ops if values else ():
         if len(op.results) == 1 and op.primitive not in LOOP_EDGES:
             (result,) = op.results
             site = graph.values[result].site
-            known = alike.setdefault((op.primitive, site and site.frame, *[number[v] for v in op.operands]), [])
+            cast, made_of = op.primitive == "convert_element_type", [number[v] for v in op.operands]
+            if cast:
+                made_of = [turned.get(v, v) for v in made_of]
+            elif op.primitive == "transpose":
+                turned[result] = turned.get(made_of[0], made_of[0])
+            known = alike.setdefault((op.primitive, site and site.frame, *made_of), [])
             same = [other for other in known if _as(graph, op, other)] if op.operands else []
             number[result] = same[0].results[0] if same else result
             known += [] if same else [op]
@@ -164,7 +171,10 @@ def made_alike(graph: Graph, values: frozenset[int]) -> frozenset[int]:
 def _as(graph: Graph, one: Op, other: Op) -> bool:
     """Whether operations of one kind and the same operands make the same."""
     made, found = (graph.values[op.results[0]] for op in (one, other))
-    return (made.shape, made.dtype) == (found.shape, found.dtype) and str(one.params) == str(other.params)
+    shapes = [tuple(tensor.shape) for tensor in (made, found)]
+    if one.primitive == "convert_element_type":  # of what may be transposed
+        shapes = [tuple(sorted(shape)) for shape in shapes]
+    return shapes[0] == shapes[1] and made.dtype == found.dtype and str(one.params) == str(other.params)
 
 
 def cut_wrongly(graph: Graph) -> frozenset[int]:

@@ -110,15 +110,19 @@ def test_sums_of_what_is_scaled_are_pinned_as_they_are_read(before: Callable[[An
 
 
 @pytest.mark.aot_tpu
-def test_what_is_cast_twice_is_pinned_wherever_it_is_made(tpu_topology: Callable[[str], Any]) -> None:
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_is_cast_twice_is_pinned_wherever_it_is_made(turned: bool, tpu_topology: Callable[[str], Any]) -> None:
     """Cast for rows to be looked up by rows and columns, and for a product by rows, one cast is made for both: the
-    product took the former, and gathered the logits' gradients (PPO on eight v5e, jax 0.10.2, libtpu 0.0.42.1)."""
+    product took the former, and gathered the logits' gradients (PPO on eight v5e, jax 0.10.2, libtpu 0.0.42.1); so does
+    one whose weights are transposed first (a head tied by `x @ w.T`)."""
     target, axes = jaxplan.target("tpu-v5e:2x4"), (("data", 4), ("model", 2))
     mesh = target.mesh(**dict(axes))
     shapes = [((512, 256), jnp.float32), ((1024, 512), jnp.bfloat16)]
 
     def step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return jnp.tanh(w.astype(jnp.bfloat16)), (x @ w.astype(jnp.bfloat16)) * 2
+        cast = (w.T if turned else w).astype(jnp.bfloat16)
+        summed = ((1,), (1 if turned else 0,))
+        return jnp.tanh(w.astype(jnp.bfloat16)), jax.lax.dot_general(x, cast, (summed, ((), ()))) * 2
 
     traced = trace(step, [jax.ShapeDtypeStruct(*shape) for shape in shapes], {})
     graph = traced.graph
@@ -129,10 +133,14 @@ def test_what_is_cast_twice_is_pinned_wherever_it_is_made(tpu_topology: Callable
     for op in graph.ops:
         if op.primitive == "convert_element_type" and op.operands[0] == graph.inputs[0]:
             reads[op.index, 0] = values[op.results[0]] = rows
+        if op.primitive == "transpose":
+            reads[op.index, 0], values[op.results[0]] = rows, columns
+            cast = op.index + 1
+            reads[cast, 0] = values[graph.ops[cast].results[0]] = columns
         if op.primitive == "tanh":
             reads[op.index, 0] = values[op.results[0]] = both
         if op.primitive == "dot_general":
-            reads[op.index, 0], reads[op.index, 1] = columns, rows
+            reads[op.index, 0], reads[op.index, 1] = columns, columns if turned else rows
             values[op.results[0]] = np.array([UNREDUCED, UNREDUCED], np.int8)
     pins = planned_constraints(graph, values, reads, {}, Orders(axes=axes, chosen={}))
     ends = [Layout(dims=(("data", "model"), ())), Layout(dims=((), ("data", "model")))]
