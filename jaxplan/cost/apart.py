@@ -66,11 +66,14 @@ def made_apart(flow: Flow, cheap: Set[int], orders: Orders) -> Mapping[int, tupl
     reads: dict[int, list[tuple[int, int]]] = {}
     summed: dict[int, set[tuple[int, ...]]] = {}
     batch: dict[int, int] = {}
+    split: dict[int, list[tuple[int, int]]] = {}
     others: set[int] = set(flow.graph.outputs)
     for op in flow.graph.ops:
         product = op.primitive == "dot_general" and flow.rules[op.index].matmul
         for place, value in enumerate(op.operands):
-            if product and value in cheap:
+            if product and value not in cheap and (wide := _split(flow, value)) in cheap:
+                split.setdefault(wide, []).append((op.index, place))
+            elif product and value in cheap:
                 reads.setdefault(value, []).append((op.index, place))
                 contracted, batched = op.params["dimension_numbers"]
                 summed.setdefault(value, set()).add(tuple(contracted[place]))
@@ -79,7 +82,8 @@ def made_apart(flow: Flow, cheap: Set[int], orders: Orders) -> Mapping[int, tupl
                 others.add(value)
     apart = [value for value, dims in summed.items() if len(dims) > 1 and value not in others]
     makers = {value: permuted(flow, value) for value in apart}
-    return {
+    heads = {v: tuple(found) for v, found in split.items() if v not in (*others, *summed)}
+    return {v: found for v, found in heads.items() if _is_biased(flow, v) and len(_orders(flow, found)) > 1} | {
         value: tuple(reads[value])
         for value, maker in makers.items()
         if (maker is None and _in_two_orders(flow, value, reads[value]))
@@ -87,23 +91,44 @@ def made_apart(flow: Flow, cheap: Set[int], orders: Orders) -> Mapping[int, tupl
     }
 
 
+def _split(flow: Flow, value: int) -> int:
+    """What `value` is a reshape of: heads of a projection."""
+    while (maker := flow.producers[value]) >= 0 and flow.graph.ops[maker].primitive == "reshape":
+        value = flow.graph.ops[maker].operands[0]
+    return value
+
+
 def _in_two_orders(flow: Flow, value: int, reads: Sequence[tuple[int, int]]) -> bool:
     """Whether cuBLAS is handed `value`, a product of f32 with a bias, in two orders, see the module."""
-    tensor = flow.graph.values[value]
-    op = flow.graph.ops[flow.producers[value]]
-    biased = [flow.producers[v] for v in op.operands if flow.graph.values[v].shape == tensor.shape]
-    if tensor.item_bytes != 4 or op.primitive != "add" or len(biased) != 1 or not flow.rules[biased[0]].matmul:
+    if flow.graph.values[value].item_bytes != 4 or not _is_biased(flow, value):
         return False
-    orders, odd = set[tuple[int, ...]](), False
-    for index, place in reads:
-        contracted, batched = flow.graph.ops[index].params["dimension_numbers"]
-        sums, batch = contracted[place], batched[place]
-        if list(batch) == [*range(len(batch))]:
-            return False  # it is read as it lies
-        kept = [d for d in range(len(tensor.shape)) if d not in (*sums, *batch)]
-        odd |= any(tensor.shape[d] % _TRITON for d in (*sums, *kept))
-        orders.add((*kept, *sums) if place == 0 else (*sums, *kept))
-    return odd and len(orders) > 1
+    dims = {d for index, place in reads for d in _behind_batch(flow, index, place)}
+    return len(_orders(flow, reads)) > 1 and any(flow.graph.values[value].shape[d] % _TRITON for d in dims)
+
+
+def _is_biased(flow: Flow, value: int) -> bool:
+    """Whether `value` is a product with a bias added."""
+    op = flow.graph.ops[flow.producers[value]]
+    made = [flow.producers[v] for v in op.operands if flow.graph.values[v].shape == flow.graph.values[value].shape]
+    return op.primitive == "add" and len(made) == 1 and flow.rules[made[0]].matmul
+
+
+def _orders(flow: Flow, reads: Sequence[tuple[int, int]]) -> set[tuple[int, ...]]:
+    """In what orders cuBLAS is handed what products read: one if one of them reads it as it lies."""
+    batches = [flow.graph.ops[index].params["dimension_numbers"][1][place] for index, place in reads]
+    if any(list(batch) == [*range(len(batch))] for batch in batches):
+        return {()}
+    return {_behind_batch(flow, index, place) for index, place in reads}
+
+
+def _behind_batch(flow: Flow, index: int, place: int) -> tuple[int, ...]:
+    """The other dimensions of a product's operand: those that it sums last of its first one, first of its second."""
+    op = flow.graph.ops[index]
+    contracted, batched = op.params["dimension_numbers"]
+    sums, batch = tuple(contracted[place]), batched[place]
+    rank = len(flow.graph.values[op.operands[place]].shape)
+    kept = tuple(d for d in range(rank) if d not in (*sums, *batch))
+    return (*kept, *sums) if place == 0 else (*sums, *kept)
 
 
 def softmaxes_by_rows(flow: Flow) -> set[int]:
@@ -244,9 +269,10 @@ def apart_scratch(
 ) -> dict[int, int]:
     """Bytes of `copies_apart`, by operation."""
     found: dict[int, int] = {}
-    for at, read, value in copies_apart(graph, crossing, times, turned):
+    for at, read, _ in copies_apart(graph, crossing, times, turned):
         if (row := reads.get(read)) is not None:
-            size = float(device_bytes(graph.values[value], row[None], axes, "gpu")[0])
+            operand = graph.values[graph.ops[read[0]].operands[read[1]]]
+            size = float(device_bytes(operand, row[None], axes, "gpu")[0])
             found[at] = found.get(at, 0) + math.ceil(size)
     return found
 
