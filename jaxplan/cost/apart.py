@@ -17,7 +17,9 @@ Projections in f32 with a bias that are transposed to come first by heads are wr
 its first operand sums last, and what its second one sums first: keys once for the scores and once more, from what
 the projection made, for the queries' gradient, which keeps that till then, and all that it is merged with.  Triton's
 products read any order; XLA has them for sequences that are multiples of 16 (vision transformers of 196, 197 and 256
-tokens and a Whisper, H100, jax 0.10.2; in bf16 the second copy is made of the first).
+tokens and a Whisper, H100, jax 0.10.2; in bf16 the second copy is made of the first).  Heads that a reshape splits off
+the projection's rows, `Dense` and not `DenseGeneral`, are made twice whatever the type and the sequence (encoders of
+Hugging Face's in f32, attention of 196 and 256 tokens in both types, H100).
 """
 
 from __future__ import annotations

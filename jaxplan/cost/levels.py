@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from ..ir import Graph
+from ..ir import SUMS, Graph
 from ..sharding import Rule
+from .residency import origin
 
 
 def kernels_reading(
     graph: Graph, rules: Sequence[Rule], kinds: Sequence[str], value_levels: Sequence[int], op_levels: Sequence[int],
     platform: str, kept: Collection[int],
 ) -> list[int]:  # fmt: skip
-    """How many kernels read each value from memory or would compute it: each product, also one of matrices that reads
-    what is made of it, and one for all else; nothing but on TPU, where it matters.
+    """How many kernels read each value from memory or would compute it, where it matters.
+
+    On TPU each product, also one of matrices that reads what is made of it, and one for all else; on GPU, see
+    `_levels_reading`; elsewhere nothing.
 
     Args:
       kept: values that are in memory for sure; what reads them reads nothing that they are made of.
     """
+    if platform == "gpu":
+        return _levels_reading(graph, rules, kinds, op_levels, kept)
     if platform != "tpu":
         return []
     products, others = [0] * len(graph.values), [False] * len(graph.values)
@@ -38,6 +43,29 @@ def kernels_reading(
     return [count.bit_count() + other for count, other in zip(products, others, strict=True)]
 
 
+def _levels_reading(
+    graph: Graph, rules: Sequence[Rule], kinds: Sequence[str], op_levels: Sequence[int], kept: Collection[int]
+) -> list[int]:
+    """Of sums with a scaled branch: at how many levels kernels read them or what is computed of them, but for one."""
+    at, producers, uses = [0] * len(graph.values), graph.producers(), graph.uses()
+    stays = {v for op in graph.ops if rules[op.index].matmul for v in op.operands}.union(kept)
+    scaled = set[int]()
+    for op in reversed(graph.ops):
+        here = 0
+        if kinds[op.index] == "reduction":
+            here = 1 << op_levels[op.index]
+        elif kinds[op.index] == "fused":
+            for value in op.results:
+                here |= 1 << op_levels[op.index] if value in stays else at[value]
+        for value in op.operands:
+            at[value] |= here
+        added = [producers[origin(graph, producers, v)] for v in op.operands if op.primitive in SUMS]
+        makers = [graph.ops[maker] for maker in added if maker >= 0]
+        if any(maker.primitive == "mul" and any(len(uses[v]) > 1 for v in maker.operands) for maker in makers):
+            scaled.update(op.results)
+    return [max(0, levels.bit_count() - 1) * (value in scaled) for value, levels in enumerate(at)]
+
+
 def costs_more_again(kernels: int, size: float, leaves: Mapping[int, float]) -> bool:
     """Whether computing a value again in each of the kernels that read it reads more than having it in memory does: of
     n tensors as large by k kernels, n k of them and not n to make it, one to write it, and one by each other kernel.
@@ -47,7 +75,8 @@ def costs_more_again(kernels: int, size: float, leaves: Mapping[int, float]) -> 
     weights and of its input and its bias' sum read; not the first layer's, whose input needs no gradient (networks
     of group normalisation in f32 and bf16, v5e); and a stream of activations with a scaled branch added, whose
     normalisation two products read, though the branch is kept for the scale's gradient (layer scales of a ConvNeXt and
-    a DINO, v5e, v5p and v6e, jax 0.10.2, libtpu 0.0.42.1).
+    a DINO, v5e, v5p and v6e, jax 0.10.2, libtpu 0.0.42.1).  So does XLA for GPU, which writes it by a kernel of its own
+    or beside the normalisation's sums: one more than there (a BEiT and a DINO in f32, H100).
 
     Args:
       kernels: how many; size: bytes of the value; leaves: of what it is computed from.

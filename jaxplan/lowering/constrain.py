@@ -8,7 +8,7 @@ import numpy as np
 
 from ..ir import LOOP_EDGES, SUMS, Graph, Op, Site
 from ..plans import Constraint
-from ..sharding import NONE, UNREDUCED, Layout, cut_locally, reshard_path, runs_locally, sums_locally
+from ..sharding import NONE, UNREDUCED, Layout, is_cut_locally, reshard_path, runs_locally, sums_locally
 from .axis_orders import Orders
 from .in_loops import behind_barriers
 from .kernels import LOCAL
@@ -335,10 +335,9 @@ def _local_specs(
             specs.extend(_constraint(op, site, orders.layout(kind, index, position, row, len(shape)), shape, LOCAL))
 
     for op in graph.ops:
-        dim = cut_locally(op.equation)
         if (
             runs_locally(op.primitive)
-            or (dim is not None and (reads[op.index, 0] == dim).any())
+            or is_cut_locally(op.equation, reads.get((op.index, 0), ()))
             or (
                 sums_locally(op.primitive, op.params)
                 and any((values[value] == UNREDUCED).any() for value in op.results if value in values)

@@ -80,10 +80,10 @@ def opaque(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
 
 
 def ring_of(eqn: Any, read: Layout | None, mesh: Any) -> Ring | None:
-    """The devices along the dimension of `cut_locally`; None where an equation has none, or `read`, its first operand,
-    is not cut there."""
-    dim = cut_locally(eqn)
-    axes = () if dim is None or read is None else read.dims[dim]
+    """The devices along the dimension of `cut_locally`; None where an equation has none or several, or `read`, its
+    first operand, is not cut there."""
+    dims = cut_locally(eqn)
+    axes = () if len(dims) != 1 or read is None else read.dims[dims[0]]
     if not axes:
         return None
     ordered = tuple(name for name in mesh.axis_names if name in axes)

@@ -30,6 +30,7 @@ from .rule import parse_rule as parse_rule
 from .rules import ELEMENTWISE as ELEMENTWISE
 from .rules import Ring as Ring
 from .rules import cut_locally as cut_locally
+from .rules import is_cut_locally as is_cut_locally
 from .rules import local_function as local_function
 from .rules import register_rule as register_rule
 from .rules import registered as registered

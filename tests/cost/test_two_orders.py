@@ -1,4 +1,4 @@
-"""Attention of f32 projections with biases on GPU: what lies in two orders, and what is there beside it."""
+"""Attention whose projections have biases on GPU: what lies in two orders, and what is there beside it."""
 
 from __future__ import annotations
 
@@ -25,30 +25,41 @@ def normalised(x: jax.Array) -> jax.Array:
     return (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-6)
 
 
-def step(weights: Any, x: jax.Array) -> Any:
-    def loss(weights: Any) -> jax.Array:
-        h = x
-        for w in jax.tree.map(lambda w: w.astype(x.dtype), weights):
-            y = normalised(h)
-            q, k, v = (jnp.einsum("btm,mhd->bthd", y, w[n]) + w["bias_" + n] for n in "qkv")
-            scores = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q / 8, k), -1)
-            h = h + jnp.einsum("bhqk,bkhd,hdm->bqm", scores, v, w["o"])
-            h = h + jax.nn.gelu(normalised(h) @ w["up"]) @ w["down"]
-        return jnp.mean(jnp.square(h.astype(F32)))
+def step_of(split: bool, scaled: bool) -> Any:
+    """SGD; `split`: heads are cut out of whole rows, as by `Dense`; `scaled`: branches have scales of their own."""
 
-    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights))
+    def step(weights: Any, x: jax.Array) -> Any:
+        def loss(weights: Any) -> jax.Array:
+            h = x
+            for w in jax.tree.map(lambda w: w.astype(x.dtype), weights):
+                y = normalised(h)
+                if split:
+                    rows = [y @ w[n].reshape(DIM, DIM) + w["bias_" + n].reshape(DIM) for n in "qkv"]
+                    q, k, v = (r.reshape(*x.shape[:2], HEADS, -1) for r in rows)
+                else:
+                    q, k, v = (jnp.einsum("btm,mhd->bthd", y, w[n]) + w["bias_" + n] for n in "qkv")
+                scores = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q / 8, k), -1)
+                made = jnp.einsum("bhqk,bkhd,hdm->bqm", scores, v, w["o"])
+                h = h + (w["scale"] * made if scaled else made)
+                made = jax.nn.gelu(normalised(h) @ w["up"]) @ w["down"]
+                h = h + (w["scale"] * made if scaled else made)
+            return jnp.mean(jnp.square(h.astype(F32)))
+
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights))
+
+    return step
 
 
 def shapes(batch: int, tokens: int, dtype: Any = F32) -> tuple[Any, Any]:
     heads, width = (DIM, HEADS, DIM // HEADS), (HEADS, DIM // HEADS)
     layer = {n: heads for n in "qkv"} | {"bias_" + n: width for n in "qkv"}
-    layer |= {"o": (*width, DIM), "up": (DIM, 4 * DIM), "down": (4 * DIM, DIM)}
+    layer |= {"o": (*width, DIM), "up": (DIM, 4 * DIM), "down": (4 * DIM, DIM), "scale": (DIM,)}
     weights = [{name: jax.ShapeDtypeStruct(shape, F32) for name, shape in layer.items()}] * LAYERS
     return weights, jax.ShapeDtypeStruct((batch, tokens, DIM), dtype)
 
 
-def planned(tokens: int, dtype: Any = F32) -> tuple[Graph, Traffic]:
-    graph = trace(step, shapes(32, tokens, dtype), {}).graph
+def planned(tokens: int, dtype: Any = F32, split: bool = False, scaled: bool = False) -> tuple[Graph, Traffic]:
+    graph = trace(step_of(split, scaled), shapes(32, tokens, dtype), {}).graph
     return graph, traffic(graph, graph_rules(graph), "gpu")
 
 
@@ -61,6 +72,29 @@ def test_keys_are_made_in_two_orders(tokens: int, dtype: Any, orders: int) -> No
     keys = [v for v in crossing.apart if graph.values[v].shape == (32, tokens, HEADS, DIM // HEADS)]
     assert len(keys) == orders
     assert not any(crossing.stored[v] for v in keys)
+
+
+@pytest.mark.parametrize(("tokens", "dtype"), [(196, F32), (256, F32), (196, BF16), (256, BF16)])
+def test_keys_that_are_split_off_are_made_in_two_orders(tokens: int, dtype: Any) -> None:
+    graph, crossing = planned(tokens, dtype, split=True)
+    keys = [v for v in crossing.apart if graph.values[v].shape == (32, tokens, DIM)]
+    assert len(keys) == LAYERS
+    assert not any(crossing.stored[v] for v in keys)
+    assert all(len({op for op, _ in crossing.apart[v]}) == 2 for v in keys)
+
+
+def test_a_stream_with_scaled_branches_is_kept_beside_them() -> None:
+    """But for the last one, which nothing normalises."""
+    graph, crossing = planned(196, scaled=True)
+    producers = graph.producers()
+    made = [op for op in graph.ops if op.primitive == "add" and graph.values[op.results[0]].shape == (32, 196, DIM)]
+    sums = [op for op in made if any(graph.ops[producers[v]].primitive == "mul" for v in op.operands)]
+    assert [crossing.stored[op.results[0]] for op in sums] == [*[True] * (2 * LAYERS - 1), False]
+    branches = [graph.ops[producers[v]] for op in sums for v in op.operands if producers[v] >= 0]
+    scaled = [v for op in branches if op.primitive == "mul" for v in op.operands]
+    products = [v for v in scaled if graph.ops[producers[v]].primitive == "dot_general"]
+    assert len(products) == 2 * LAYERS
+    assert all(crossing.stored[v] for v in products)
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16])
@@ -89,11 +123,15 @@ def test_gradients_that_are_held_back_lie_in_two_orders() -> None:
 
 @pytest.mark.aot_gpu
 @pytest.mark.usefixtures("cuda_compiler")
-@pytest.mark.parametrize(("batch", "tokens"), [(256, 197), (256, 256)])
-def test_compiled_for_gpu_the_step_takes_as_much(batch: int, tokens: int) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "dtype", "split", "scaled"),
+    [(197, F32, False, False), (256, F32, False, False), (197, F32, True, True), (256, BF16, True, False)],
+    ids=["odd", "even", "odd-split-scaled", "even-split-bf16"],
+)
+def test_compiled_for_gpu_the_step_takes_as_much(tokens: int, dtype: Any, split: bool, scaled: bool) -> None:
+    step, arguments = step_of(split, scaled), shapes(256, tokens, dtype)
     mesh = jaxplan.target("h100:1x1x8").mesh(data=8)
     sharded = jaxplan.auto_shard(step, mesh, donate_argnums=0, hardware="h100", options={"search": "data"})
-    arguments = shapes(batch, tokens)
     predicted = sharded.plan(*arguments).cost.peak_bytes
     compiled = compiled_memory(compile_for(sharded.lower(*arguments), mesh)).peak_bytes
     assert 0.95 * compiled < predicted < 1.1 * compiled

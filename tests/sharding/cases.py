@@ -46,8 +46,6 @@ class Case:
       stands_in: `fn` itself is what the partitioner sees of the primitive (one of the graph's own operations,
         or one whose parameters name a mesh), rather than code whose jaxpr holds it.
       params: with `stands_in`, the parameters that the rule reads.
-      gathers_on_cpu: the CPU backend gathers where the TPU's needs nothing: it keeps as one operation what
-        the TPU compiler takes apart before it partitions.
     """
 
     primitive: str
@@ -56,7 +54,6 @@ class Case:
     args: tuple[Any, ...]
     stands_in: bool = False
     params: Mapping[str, Any] = field(default_factory=dict)
-    gathers_on_cpu: bool = False
 
     def __str__(self) -> str:
         return f"{self.primitive}:{self.label}"
@@ -175,8 +172,7 @@ case("conv_general_dilated", "depthwise", functools.partial(convolution, groups=
 case(
     "conv_general_dilated", "two of each", functools.partial(convolution, groups=8), _image, real(3, 3, 1, 16)
 )
-case("conv_general_dilated", "grouped", functools.partial(convolution, groups=4), _image, real(3, 3, 2, 16),
-     gathers_on_cpu=True)  # fmt: skip
+case("conv_general_dilated", "grouped", functools.partial(convolution, groups=4), _image, real(3, 3, 2, 16))
 case(
     "conv_general_dilated",
     "input's gradient",

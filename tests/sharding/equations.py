@@ -18,7 +18,7 @@ from jaxplan._jax import Literal, as_closed
 from jaxplan.ir import Site, call_of
 from jaxplan.lowering.kernels import run_locally
 from jaxplan.lowering.pending import finished, on_parts
-from jaxplan.sharding import UNREDUCED, Layout, cut_locally, runs_locally, sums_locally
+from jaxplan.sharding import UNREDUCED, Layout, is_cut_locally, runs_locally, sums_locally
 from jaxplan.sharding.rule import OpShapes
 from jaxplan.sharding.spec import layout_of_places
 from jaxplan.sharding.strategy import Strategies
@@ -170,8 +170,8 @@ def _compiled(eq: Equation, found: Strategies, mesh: Mesh, chosen: Sequence[int]
         ]
 
     def one(s: int, operands: list[Any]) -> list[Any]:
-        dim = cut_locally(eq.eqn)
-        if runs_locally(eq.shapes.primitive) or (dim is not None and (found.operands[0][s] == dim).any()):
+        first = found.operands[0][s] if found.operands else ()
+        if runs_locally(eq.shapes.primitive) or is_cut_locally(eq.eqn, first):
             sides = zip(("operand", "result"), layouts(s), strict=True)
             specs = {Site((), kind, 0, i): layout for kind, side in sides for i, layout in enumerate(side)}
             return run_locally(eq.eqn, operands, (), 0, mesh, specs, "cut")

@@ -255,7 +255,7 @@ def test_no_rule_is_bolder_than_shardys() -> None:
         mine = occurrences([*ours.operands, *[()] * shift, *ours.results], ours.sizes)
         other = occurrences([*theirs.operands, *theirs.results], theirs.sizes)
         along = cut_locally(equation(case).eqn)
-        unasked = ours.need_replication.union(() if along is None else ours.operands[0][along])
+        unasked = ours.need_replication.union(*(ours.operands[0][dim] for dim in along))
         for factor, places in mine.items():
             if factor in unasked or ours.sizes[factor] == 1:
                 continue

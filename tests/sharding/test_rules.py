@@ -90,8 +90,6 @@ def _compare(
     for row in program.results:
         assert_same(row, unsharded, what)
     unpriced = program.collectives - promised(case, rule, found, mesh, chosen)
-    if case.gathers_on_cpu:
-        unpriced = Counter({key: n for key, n in unpriced.items() if key[0] != "all-gather"})
     assert not unpriced, f"{what}: the rule admits no {dict(unpriced)}"
 
 
@@ -110,22 +108,10 @@ def test_every_registered_primitive_has_a_row() -> None:
     assert registered() == {case.primitive for case in CASES}
 
 
-STILL_GATHERED = [case for case in CASES if case.gathers_on_cpu]
-
-
-@pytest.mark.parametrize("case", STILL_GATHERED, ids=str)
-def test_the_cpu_backend_still_gathers_where_the_table_says_so(case: Case) -> None:
-    """When this fails the backend has learned: take `gathers_on_cpu` off the row."""
-    eq = equation(case)
-    mesh = host_mesh(4, 2)
-    found = strategies(rule_for(eq.shapes), tuple(mesh.shape.items()))
-    assert compile_strategies(eq, found, mesh, range(1, len(found)))
-
-
 @pytest.mark.aot_tpu
 @pytest.mark.parametrize(
     "case",
-    [c for c in CASES if c.gathers_on_cpu or c.label in ("depthwise", "two of each", "embedding's gradient")],
+    [c for c in CASES if c.label in ("depthwise", "grouped", "two of each", "embedding's gradient")],
     ids=str,
 )
 def test_the_tpu_compiler_needs_only_the_collectives_of_the_rule(case: Case, tpu_topology) -> None:

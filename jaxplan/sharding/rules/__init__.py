@@ -19,6 +19,7 @@ from .elementwise import ELEMENTWISE as ELEMENTWISE
 from .registry import Ring as Ring
 from .registry import RuleFunction as RuleFunction
 from .registry import cut_locally as cut_locally
+from .registry import is_cut_locally as is_cut_locally
 from .registry import local_function as local_function
 from .registry import named_unknown as named_unknown
 from .registry import register_rule as register_rule

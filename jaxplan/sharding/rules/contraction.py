@@ -196,17 +196,19 @@ def conv_general_dilated(op: OpShapes) -> Rule:
     )
 
 
-@register_cut("conv_general_dilated")
-def groups_of_channels(eqn: Any) -> int | None:
-    """The channels of a convolution in groups of several, as `vmap` over kernels makes one.
+@register_cut("conv_general_dilated", alone=True)
+def groups_of_channels(eqn: Any) -> tuple[int, ...]:
+    """The batch and the channels of a convolution in groups of several, as of ResNeXts or as `vmap` over kernels makes.
 
-    Where such groups are cut, both operands are gathered on CPU, and on TPU the result where several channels are made
-    of each one (jax 0.10.2).
+    XLA's partitioner cuts neither well: where such groups are cut both operands are gathered on CPU, and on TPU the
+    result where several channels are made of each one; where the batch is, on GPU and CPU all images, and each device
+    computes all of them, forward and for their gradient (a RegNet on eight H100, jitted by hand or planned: twice the
+    memory; depthwise ones it cuts; jax 0.10.2).
     """
     rhs, groups = eqn.invars[1].aval.shape, eqn.params["feature_group_count"]
     made, read, *_ = eqn.params["dimension_numbers"].rhs_spec
     several = groups > 1 and (rhs[read] > 1 or rhs[made] > groups)
-    return eqn.params["dimension_numbers"].lhs_spec[1] if several else None
+    return tuple(eqn.params["dimension_numbers"].lhs_spec[:2]) if several else ()
 
 
 @register_sum("conv_general_dilated", lambda params: params["batch_group_count"] > 1)

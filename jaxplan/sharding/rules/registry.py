@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -31,8 +31,12 @@ _SUMS: dict[str, tuple[Callable[[Mapping[str, Any]], bool], Callable[[Any], Loca
 """Of jax's own primitives whose sums XLA gets wrong in parts: with which parameters, and from an equation to what one
 device does."""
 
-_CUTS: dict[str, Callable[[Any], int | None]] = {}
-"""Of such primitives, from an equation to the dimension of its first operand that XLA doesn't cut."""
+_Cut = Callable[[Any], "int | tuple[int, ...] | None"]
+
+_CUTS: dict[str, tuple[_Cut, bool]] = {}
+"""Of such primitives, from an equation to the dimension (or dimensions) of its first operand that XLA doesn't cut, and
+whether only while no other one is."""
+
 
 @dataclass(frozen=True)
 class Ring:
@@ -51,6 +55,7 @@ _SENDS: dict[str, Sending] = {}
 
 
 _Function = TypeVar("_Function", bound=RuleFunction)
+_CutFunction = TypeVar("_CutFunction", bound=_Cut)
 
 
 def register(*primitives: str) -> Callable[[_Function], _Function]:
@@ -121,11 +126,12 @@ def register_sum(
     return add
 
 
-def register_cut(primitive: str) -> Callable[[Callable[[Any], int | None]], Callable[[Any], int | None]]:
-    """Decorator: where the dimension is cut that the function names, the operation runs in a `shard_map`."""
+def register_cut(primitive: str, *, alone: bool = False) -> Callable[[_CutFunction], _CutFunction]:
+    """Decorator: where a dimension is cut that the function names, the operation runs in a `shard_map`; `alone`: unless
+    another one is cut, too."""
 
-    def add(function: Callable[[Any], int | None]) -> Callable[[Any], int | None]:
-        _CUTS[primitive] = function
+    def add(function: _CutFunction) -> _CutFunction:
+        _CUTS[primitive] = function, alone
         return function
 
     return add
@@ -141,10 +147,18 @@ def sums_locally(primitive: str, params: Mapping[str, Any]) -> bool:
     return primitive in _SUMS and _SUMS[primitive][0](params)
 
 
-def cut_locally(eqn: Any) -> int | None:
-    """The dimension of an equation's first operand whose cuts have it run in a `shard_map`; None for most."""
+def cut_locally(eqn: Any) -> tuple[int, ...]:
+    """The dimensions of an equation's first operand whose cuts have it run in a `shard_map`; none for most."""
     name = "" if eqn is None else eqn.primitive.name
-    return _CUTS[name](eqn) if name in _CUTS else None
+    found = _CUTS[name][0](eqn) if name in _CUTS else None
+    return found if isinstance(found, tuple) else () if found is None else (found,)
+
+
+def is_cut_locally(eqn: Any, row: Iterable[int]) -> bool:
+    """Whether an equation whose first operand is read in the layout `row` runs in a `shard_map`."""
+    dims = cut_locally(eqn)
+    cut = {int(dim) for dim in row if dim >= 0} if dims else set[int]()
+    return not cut.isdisjoint(dims) and (not _CUTS[eqn.primitive.name][1] or cut.issubset(dims))
 
 
 def register_sends(primitive: str) -> Callable[[Sending], Sending]:
