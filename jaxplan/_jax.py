@@ -10,6 +10,7 @@ one form:
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 import sys
 from collections.abc import Iterator, Sequence
@@ -86,6 +87,29 @@ def scan_signature(eqn: Any) -> ScanSignature:
     else:  # jax 0.12: a tree of (consts, carry, xs), whose leaves are the operands in order
         n_consts, n_carry, _ = (len(part) for part in params["ft_in"].unpack())
     return ScanSignature(n_consts, n_carry, int(params["length"]), params["jaxpr"])
+
+
+def with_constants(eqn: Any, equations: Sequence[Any], variables: Sequence[Any], operands: Sequence[Any]) -> Any:
+    """A `scan` or `while` equation whose body has other `equations`, which read more constants: inside they are
+    `variables`, outside `operands`; on every supported jax."""
+    params, scanned = dict(eqn.params), eqn.primitive.name == "scan"
+    name = "jaxpr" if scanned else "body_jaxpr"
+    n_consts = scan_signature(eqn).n_consts if scanned else params["body_nconsts"]
+    before = n_consts if scanned else n_consts + params["cond_nconsts"]
+    body = params[name]
+    jaxpr, _ = as_closed(body)
+    invars = [*jaxpr.invars[:n_consts], *variables, *jaxpr.invars[n_consts:]]
+    changed = jaxpr.replace(invars=invars, eqns=list(equations))
+    params[name] = changed if jaxpr is body else body.replace(jaxpr=changed)
+    if not scanned:
+        params["body_nconsts"] += len(variables)
+    elif "num_carry" in params:  # jax 0.10
+        params["num_consts"] += len(variables)
+    else:
+        trees = importlib.import_module("jax._src.flattree")  # run on jax 0.12.0.1
+        _, *others = params["ft_in"].unpack()
+        params["ft_in"] = trees.pack((trees.nones(n_consts + len(variables)), *others))
+    return eqn.replace(params=params, invars=[*eqn.invars[:before], *operands, *eqn.invars[before:]])
 
 
 def as_closed(jaxpr: Any) -> tuple[Any, tuple[Any, ...]]:

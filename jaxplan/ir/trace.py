@@ -20,6 +20,7 @@ from .foreign_mesh import Axes, auto_mesh_of, restated
 from .graph import Graph
 from .halos import without_halos
 from .live_ops import live_ops
+from .loop_products import made_before_loops
 from .memory_space import on_host, put_one_by_one, returned_to_host, shape_as
 from .products import exchanged
 from .random_masks import behind_barriers, random_masks
@@ -177,10 +178,9 @@ def _trace(
     jaxpr, consts = as_closed(lowered.jaxpr)
     # What nothing needs is not lowered by jax either, and some of it can't be (a custom_vjp's tangent).
     jaxpr = without_dead_code(jaxpr)
-    if platform is not None:
-        jaxpr = seen_into(jaxpr, ruled, platform)
+    jaxpr = jaxpr if platform is None else seen_into(jaxpr, ruled, platform)
     changes = put_one_by_one, exchanged, without_unit_sums, without_halos, rolled, shifted, of_whole_fields, in_turn
-    jaxpr = rewritten(jaxpr, (computed_once, *changes))
+    jaxpr = rewritten(jaxpr, (made_before_loops, computed_once, *changes))
     static = positions_of(static_argnums, len(args))
     dynamic_args = tuple(a for i, a in enumerate(args) if i not in static)
     dynamic_kwargs = {k: v for k, v in sorted(kwargs.items()) if k not in static_argnames}
