@@ -114,6 +114,7 @@ def _spanned(graph: Graph) -> dict[int, frozenset[int]]:
         if around[op.index] and op.primitive == "dynamic_update_slice":
             buffer, update = (graph.values[v].shape for v in op.operands[:2])
             dims = frozenset(d for d, (n, m) in enumerate(zip(buffer, update, strict=True)) if n == m)
+            dims = frozenset(sorted(d for d in dims if buffer[d] > 1)[-2:])  # in the order of the program
             if 1 < len(dims) < len(buffer):
                 add(op.operands[0], dims)
                 add(op.results[0], dims)
