@@ -50,17 +50,24 @@ def step(pooled: Any) -> Any:
     return jax.grad(loss)
 
 
-def shapes(tokens: int, sequences: int = 64, width: int = 256, layers: int = 2) -> tuple[Any, Any]:
-    weights = [(jax.ShapeDtypeStruct((width, 4 * width), BF16), jax.ShapeDtypeStruct((4 * width, width), BF16))]
-    return weights * layers, jax.ShapeDtypeStruct((sequences, tokens, width), BF16)
+def shapes(
+    tokens: int, sequences: int = 64, width: int = 256, layers: int = 2, dtype: Any = BF16
+) -> tuple[Any, Any]:
+    weights = [(jax.ShapeDtypeStruct((width, 4 * width), dtype), jax.ShapeDtypeStruct((4 * width, width), dtype))]
+    return weights * layers, jax.ShapeDtypeStruct((sequences, tokens, width), dtype)
 
 
 @pytest.mark.parametrize(
-    ("pooled", "tokens", "kept"),
-    [(first, 128, True), (last, 128, True), (mean, 128, False), (looked_up, 128, False), (first, 64, False)],
-)
-def test_what_is_normalised_is_kept_where_one_token_is_sliced_out(pooled: Any, tokens: int, kept: bool) -> None:
-    given = shapes(tokens)
+    ("pooled", "tokens", "dtype", "kept"),
+    [
+        (first, 128, BF16, True), (last, 128, BF16, True), (mean, 128, BF16, False),
+        (looked_up, 128, BF16, False), (first, 64, BF16, False), (first, 128, jnp.float32, False),
+    ],
+)  # fmt: skip
+def test_what_is_normalised_is_kept_where_one_token_is_sliced_out(
+    pooled: Any, tokens: int, dtype: Any, kept: bool
+) -> None:
+    given = shapes(tokens, dtype=dtype)
     graph = trace(step(pooled), given, {}).graph
     stored = traffic(graph, graph_rules(graph), "tpu").stored
     ups = [
