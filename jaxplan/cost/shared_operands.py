@@ -11,8 +11,7 @@ that share a key, as `jax.nn.dot_product_attention` does it, puts these first.  
 key and 4096 tokens it was not written either, which is left out.)  What is as large as it, the argument of a gelu or
 scores in bf16, both products compute it again of.  The gradient of scores that are bf16 and converted to f32 for their
 softmax is computed in f32 of two bf16 arrays, and written on v5p from 1.1 times on (1.0 not) and on v6e from 2.5 on (2
-not; 40 stacks, 128 to 4096 tokens, heads of 64 to 256 columns, libtpu 0.0.42.1, 2026-11-26), on v5e not (up to 32).
-Under remat in a loop, where both products are near, it was not
+not; 40 stacks, XXUnder remat in a loop, where both products are near, it was not
 there when memory was fullest (a Llama on v5p).  (85 stacks of attention, 256 to 8192 tokens, heads of 32 to 256
 columns, one to sixteen of them a key, and of SwiGLUs; jax 0.10.2, libtpu 0.0.42.1, 2026-11-26.)
 """
@@ -29,8 +28,9 @@ from ..hardware import Profile
 from ..ir import Graph
 from ..sharding import MeshAxes
 from .added_scores import AddedScores
+from .kept_scores import makes_f32
 from .residency import Flow, unmoved
-from .scores import is_converted
+from .scores import is_batched, is_converted
 from .tiles import device_bytes, local_sizes
 
 _WIDER = 2.0
@@ -68,8 +68,26 @@ def shared_operands(
         read = sum(size * (1 + (leaf in totals)) for leaf, size in (leaves[value] or {}).items())
         return read >= _WIDER * bytes_of[value]
 
+    def is_of_f32(leaf: int) -> bool:
+        """Whether a leaf is made of scores that queries and keys in f32 make, and that something is added to."""
+        shape, seen, todo, added = graph.values[leaf].shape, set[int](), [leaf], False
+        while todo:
+            value = todo.pop()
+            if value in seen or flow.source[value] or (maker := flow.producers[value]) < 0:
+                continue
+            seen.add(value)
+            op = graph.ops[maker]
+            if is_batched(op):
+                return added and makes_f32(graph, maker)
+            if flow.kinds[maker] == "fused":
+                added |= op.primitive == "add" and all(graph.values[v].shape for v in op.operands)
+                todo += [v for v in op.operands if graph.values[v].shape == shape]
+        return False
+
     def is_rounded(value: int) -> bool:
         large = [leaf for leaf in leaves[value] or () if bytes_of[leaf] >= bytes_of[value]]
+        if not graph.values[value].narrowed and any(is_of_f32(leaf) for leaf in large):
+            return True
         most_bytes = graph.values[value].item_bytes
         wider = any(graph.values[leaf].item_bytes > most_bytes or leaf in totals for leaf in large)
         seen, todo = set[int](), [value]

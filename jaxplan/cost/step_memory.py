@@ -28,6 +28,7 @@ from .held_back import PRODUCTS, behind_loops, combined_sums, held_back, last_pr
 from .indices import prepared_indices, validity_masks
 from .invariants import Invariant
 from .kept_erfcs import kept_erfcs
+from .kept_scores import kept_scores
 from .kept_tanhs import kept_tanhs
 from .latency_hiding import Fillers, fillers, is_recomputed
 from .memory import MemoryProfile, simulate_memory
@@ -154,6 +155,8 @@ def step_memory(
         beside += scores
         if model.profile.keeps_erfcs:
             beside += kept_erfcs(graph, axes, stored, times, lives, values)
+        if model.profile.keeps_scores:
+            beside += kept_scores(graph, axes, stored, times, lives, values)
         if model.profile.turns_first_layers:
             beside += turned_round(graph, axes, crossing.firsts, model.profile.on_chip_bytes or 0, times, values)
         beside += prepared_indices(graph, axes, crossing.indices, times, reads)

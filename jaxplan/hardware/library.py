@@ -49,6 +49,7 @@ _KIND_NUMBERS: dict[str, dict[str, tuple[type, float, float]]] = {
         "turns_first_layers": (int, -1, 1),
         "late_stacks": (int, -1, 1),
         "keeps_erfcs": (int, -1, 1),
+        "keeps_scores": (int, -1, 1),
         "shared_operand_ratio": (float, 0.0, _INF),
         "batched_operand_ratio": (float, 0.0, _INF),
         "rounded_operand_ratio": (float, 0.0, _INF),

@@ -121,6 +121,8 @@ class Profile:
       late_stacks: 1 where products that loops stack may run at the end of an iteration, see `cost.carries`, else 0; TPU
         only.
       keeps_erfcs: 1 where exact gelus in f32 are kept beside their arguments, see `cost.kept_erfcs`, else 0; TPU only.
+      keeps_scores: 1 where scores in f32 are kept beside their softmax's argument, see `cost.kept_scores`, else 0; TPU
+        only.
       shared_operand_ratio, batched_operand_ratio, rounded_operand_ratio: from how many times the elements of a
         product's other operand and result on XLA writes what several products would compute of larger arrays, see
         `cost.shared_operands`; the others of products of several batch dimensions, the third where what is computed in
@@ -163,6 +165,7 @@ class Profile:
     turns_first_layers: int | None = None
     late_stacks: int | None = None
     keeps_erfcs: int | None = None
+    keeps_scores: int | None = None
     shared_operand_ratio: float | None = None
     batched_operand_ratio: float | None = None
     rounded_operand_ratio: float | None = None
