@@ -16,7 +16,7 @@ import numpy as np
 
 from ..ir import VIEWS, Graph, Lives
 from ..sharding import MeshAxes
-from .scores import is_batched
+from .scores import is_batched, makes_f32
 from .tiles import device_bytes
 
 
@@ -72,12 +72,3 @@ def _as_made(graph: Graph, producers: Sequence[int], value: int) -> list[int]:
         value = made_of[0]
         found.append(value)
     return found
-
-
-def makes_f32(graph: Graph, product: int) -> bool:
-    """Whether a product's operands and result are f32 in the program, whatever it rounds the former to."""
-    op = graph.ops[product]
-    operands = (graph.values[v] for v in op.operands)
-    return graph.values[op.results[0]].dtype == "float32" and all(
-        tensor.narrowed or tensor.dtype == "float32" for tensor in operands
-    )

@@ -20,6 +20,15 @@ def is_batched(op: Op) -> bool:
     return op.primitive == "dot_general" and bool(op.params["dimension_numbers"][1][0])
 
 
+def makes_f32(graph: Graph, product: int) -> bool:
+    """Whether a product's operands and result are f32 in the program, whatever it rounds the former to."""
+    op = graph.ops[product]
+    operands = (graph.values[v] for v in op.operands)
+    return graph.values[op.results[0]].dtype == "float32" and all(
+        tensor.narrowed or tensor.dtype == "float32" for tensor in operands
+    )
+
+
 def makes_scores(graph: Graph, producers: Sequence[int], op: Op) -> bool:
     """Whether `op` is a product with batch dimensions, or the sum of two that one kernel makes."""
     made = [producers[v] for v in op.operands] if op.primitive == "add" else [op.index]

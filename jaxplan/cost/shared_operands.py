@@ -11,7 +11,10 @@ that share a key, as `jax.nn.dot_product_attention` does it, puts these first.  
 key and 4096 tokens it was not written either, which is left out.)  What is as large as it, the argument of a gelu or
 scores in bf16, both products compute it again of.  The gradient of scores that are bf16 and converted to f32 for their
 softmax is computed in f32 of two bf16 arrays, and written on v5p from 1.1 times on (1.0 not) and on v6e from 2.5 on (2
-not; 40 stacks, XXUnder remat in a loop, where both products are near, it was not
+not; 40 stacks, 128 to 4096 tokens, heads of 64 to 256 columns, libtpu 0.0.42.1, 2026-11-26), on v5e not (up to 32).
+So is, on v6e, a softmax rounded to bf16 of scores that queries and keys in f32 make and a mask is added to (Llamas of
+Hugging Face's: from 4 times on, 2 not; not where a mask selects, or there is none; 2026-11-28).
+Under remat in a loop, where both products are near, it was not
 there when memory was fullest (a Llama on v5p).  (85 stacks of attention, 256 to 8192 tokens, heads of 32 to 256
 columns, one to sixteen of them a key, and of SwiGLUs; jax 0.10.2, libtpu 0.0.42.1, 2026-11-26.)
 """
@@ -28,9 +31,8 @@ from ..hardware import Profile
 from ..ir import Graph
 from ..sharding import MeshAxes
 from .added_scores import AddedScores
-from .kept_scores import makes_f32
 from .residency import Flow, unmoved
-from .scores import is_batched, is_converted
+from .scores import is_batched, is_converted, makes_f32
 from .tiles import device_bytes, local_sizes
 
 _WIDER = 2.0

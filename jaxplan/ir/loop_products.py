@@ -91,14 +91,14 @@ def _moved(equations: Sequence[Any], outside: Mapping[Any, Any]) -> list[Any]:
         still.append(eqn)
         if _has_product(eqn) and _bytes(eqn.outvars) <= _LARGER * _bytes(read):
             products.append(eqn)
-    chosen: dict[int, Any] = {}
+    chosen = set[int]()
 
     def choose(eqn: Any) -> None:
         waiting = [eqn]
         while waiting:
             eqn = waiting.pop()
             if id(eqn) not in chosen:
-                chosen[id(eqn)] = eqn
+                chosen.add(id(eqn))
                 waiting += [makers[v] for v in eqn.invars if not isinstance(v, Literal) and v in makers]
 
     for eqn in products:

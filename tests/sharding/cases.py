@@ -173,6 +173,8 @@ case(
     "conv_general_dilated", "two of each", functools.partial(convolution, groups=8), _image, real(3, 3, 1, 16)
 )
 case("conv_general_dilated", "grouped", functools.partial(convolution, groups=4), _image, real(3, 3, 2, 16))
+case("conv_general_dilated", "grouped 1x1", functools.partial(convolution, groups=4), real(8, 8, 6, 8),
+     real(1, 1, 2, 16))  # fmt: skip
 case(
     "conv_general_dilated",
     "input's gradient",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..halo import Halo, Window
@@ -150,7 +150,7 @@ def conv_general_dilated(op: OpShapes) -> Rule:
         lhs[lhs_c] = rhs[rhs_i] = b.factor(lhs_shape[lhs_c])
         reduction.append(lhs[lhs_c])
     halos: list[Halo] = []
-    spatial = list(zip(_windows(op, rhs_space), lhs_space, rhs_space, out_space, strict=True))
+    spatial = list(zip(_windows(op.params, rhs_shape, rhs_space), lhs_space, rhs_space, out_space, strict=True))
     longest = max((lhs_shape[d] for d in lhs_space), default=0)
     for window, d_lhs, d_rhs, d_out in spatial:
         extent, results = lhs_shape[d_lhs], out_shape[d_out]
@@ -198,7 +198,8 @@ def conv_general_dilated(op: OpShapes) -> Rule:
 
 @register_cut("conv_general_dilated", alone=True)
 def groups_of_channels(eqn: Any) -> tuple[int, ...]:
-    """The batch and the channels of a convolution in groups of several, as of ResNeXts or as `vmap` over kernels makes.
+    """The batch and the channels of a convolution in groups of several, as of ResNeXts or as `vmap` over kernels makes,
+    and what its kernel is one point of; others have halos, which are the partitioner's.
 
     XLA's partitioner cuts neither well: where such groups are cut both operands are gathered on CPU, and on TPU the
     result where several channels are made of each one; where the batch is, on GPU and CPU all images, and each device
@@ -206,9 +207,12 @@ def groups_of_channels(eqn: Any) -> tuple[int, ...]:
     memory; depthwise ones it cuts; jax 0.10.2).
     """
     rhs, groups = eqn.invars[1].aval.shape, eqn.params["feature_group_count"]
-    made, read, *_ = eqn.params["dimension_numbers"].rhs_spec
-    several = groups > 1 and (rhs[read] > 1 or rhs[made] > groups)
-    return tuple(eqn.params["dimension_numbers"].lhs_spec[:2]) if several else ()
+    numbers = eqn.params["dimension_numbers"]
+    made, read, *space = numbers.rhs_spec
+    if groups == 1 or (rhs[read] == 1 and rhs[made] == groups):
+        return ()
+    windows = zip(_windows(eqn.params, rhs, space), numbers.lhs_spec[2:], strict=True)
+    return (*numbers.lhs_spec[:2], *(d for window, d in windows if window.is_point))
 
 
 @register_sum("conv_general_dilated", lambda params: params["batch_group_count"] > 1)
@@ -229,11 +233,10 @@ def groups_on_one_device(eqn: Any) -> LocalFunction:
     return local
 
 
-def _windows(op: OpShapes, space: Sequence[int]) -> list[Window]:
-    """The kernel's window along every spatial dimension."""
-    p = op.params
+def _windows(p: Mapping[str, Any], kernel: Sequence[int], space: Sequence[int]) -> list[Window]:
+    """The kernel's window along every spatial dimension, of a convolution's parameters."""
     moves = zip(space, p["window_strides"], p["padding"], p["lhs_dilation"], p["rhs_dilation"], strict=True)
     return [
-        Window(size=op.operands[1][d], stride=stride, low=low, high=high, base=base, dilation=dilation)
+        Window(size=kernel[d], stride=stride, low=low, high=high, base=base, dilation=dilation)
         for d, stride, (low, high), base, dilation in moves
     ]
