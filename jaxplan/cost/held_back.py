@@ -50,7 +50,7 @@ _SAME_SUM = frozenset({"convert_element_type", "reduce_sum", "reshape", "rev", "
 _USES = 3
 """Of a weight, from which on its gradients wait for the last of them on TPU, see the module."""
 
-_COMBINED_ON_TPU = 120 * 2**20
+COMBINED_ON_TPU = 120 * 2**20
 """Up to which size XLA for TPU sums gradients in one: between 115.6 and 127.4 MB, see the module."""
 
 
@@ -173,7 +173,7 @@ def awaited_sums(graph: Graph, times: Sequence[int], size_of: Callable[[int], in
     for op in last:
         for value in op.results:
             if op.primitive in PRODUCTS and value in held and (size := size_of(value)):
-                if so_far + size > _COMBINED_ON_TPU:
+                if so_far + size > COMBINED_ON_TPU:
                     groups.append([])
                     so_far = 0
                 groups[-1].append(value)

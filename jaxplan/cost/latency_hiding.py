@@ -69,11 +69,11 @@ def fillers(
       values, reads: the layout row of every value where it is made, and of every operand as it is read.
       seconds: of every operation.
     """
-    kernels = _Kernels(graph, axes, last, stored, values, reads, seconds, times)
+    kernels = Kernels(graph, axes, last, stored, values, reads, seconds, times)
     return kernels.found(scheduled(kernels.nodes()))
 
 
-class _Kernels:
+class Kernels:
     """The kernels and collectives of a stretch of a program."""
 
     def __init__(

@@ -60,14 +60,19 @@ class Node:
         return any(before.start is not None for before in self.reads)
 
 
-def scheduled(nodes: Sequence[Node]) -> list[Node]:
-    """`nodes`, each behind what it reads, in the order in which they run."""
+def scheduled(nodes: Sequence[Node], *, apart_s: float = VIEW_S, starts_wait: bool = True) -> list[Node]:
+    """`nodes`, each behind what it reads, in the order in which they run.
+
+    Args:
+      apart_s: how long what a kernel reads has to be there before it starts.
+      starts_wait: whether kernels go before the start of a collective that no other one waits for.
+    """
     for node in nodes:
         for before in node.reads:
             before.wanted += 1
             latency = before.latency_s if before is node.start else None
             node.depth_s = max(node.depth_s, before.depth_s + (latency or 0.0))
-    ready = _Ready()
+    ready = _Ready(starts_wait)
     order: list[Node] = []
     now = 0.0
     for node in nodes:
@@ -80,7 +85,7 @@ def scheduled(nodes: Sequence[Node]) -> list[Node]:
         for before in chosen.reads:
             before.wanted -= 1
             if not before.wanted:
-                after = before.latency_s if before is chosen.start else VIEW_S
+                after = before.latency_s if before is chosen.start else apart_s
                 ready.add(before, max(now, at + (after or 0.0)))
     order.reverse()
     return order
@@ -89,7 +94,8 @@ def scheduled(nodes: Sequence[Node]) -> list[Node]:
 class _Ready:
     """What could run next, from the last operation to the first."""
 
-    def __init__(self) -> None:
+    def __init__(self, starts_wait: bool) -> None:
+        self.starts_wait = starts_wait
         self.views: list[Node] = []
         self.ends: list[Node] = []
         self.starts: list[Node] = []
@@ -126,7 +132,7 @@ class _Ready:
         alike = self.of_depth[self.depths[0]] if self.depths else []
         start = min(self.starts, key=lambda node: node.ready_s, default=None)
         if start is not None and start.ready_s <= now:
-            if self.ends or not alike or _depth(start) < self.depths[0]:
+            if self.ends or not alike or _depth(start) < self.depths[0] or self._goes_first(start, alike):
                 return self._started(start)
         if alike:
             left = start.ready_s - now if start is not None and start.ready_s > now else None
@@ -136,6 +142,10 @@ class _Ready:
         if self.late and (start is None or self.late[0][0] <= start.ready_s):
             return heapq.heappop(self.late)[2]
         return None if start is None else self._started(start)
+
+    def _goes_first(self, start: Node, alike: Sequence[Node]) -> bool:
+        as_deep = not self.starts_wait and _depth(start) == self.depths[0]
+        return as_deep and _rank(start, None) > max(_rank(node, None) for node in alike)
 
     def _started(self, start: Node) -> Node:
         self.starts.remove(start)

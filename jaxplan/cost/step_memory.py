@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from ..ir import Graph, Op, lives_of
 from ..sharding import UNREDUCED, MeshAxes
 from .added_scores import kept_products
 from .apart import apart_scratch, turned_copies
+from .beside_gathers import beside_gathers, late_lookups
 from .bodies import Body
 from .caches_on_gpu import turned_for_products
 from .converted_weights import Converted, converted_weights
@@ -24,7 +26,16 @@ from .few_images import few_images, moved_pixels
 from .first_layers import turned_round
 from .grouped_concats import written_in_groups
 from .grouped_convolutions import copied_for_groups
-from .held_back import PRODUCTS, behind_loops, combined_sums, held_back, last_products, put_back, put_off
+from .held_back import (
+    PRODUCTS,
+    behind_loops,
+    combined_sums,
+    held_back,
+    last_products,
+    put_back,
+    put_off,
+    run_later,
+)
 from .indices import prepared_indices, validity_masks
 from .invariants import Invariant
 from .kept_erfcs import kept_erfcs
@@ -74,7 +85,8 @@ def step_memory(
       axes: of the mesh that the layout rows are over; the model's may be coarser.
       seconds: of every operation, all its runs; None leaves nothing on the chip, and gradients of blocks that are
         computed again where they stand.
-      most_behind: how many products run behind a sum, see `put_behind`; None: as many as the memory has room for.
+      most_behind: how many products run behind a sum, see `put_behind`, and beside gathers, see `beside_gathers`; None:
+        as many as the memory has room for.
       crossing: see `traffic`; kinds, values, reads, waited, outputs: see `simulate_memory`.
     """
     if model.profile.kind == "tpu" and not model.profile.late_stacks:
@@ -82,6 +94,8 @@ def step_memory(
     times, stored = crossing.times, crossing.stored
     filled: Fillers | None = None
     behind: Behind | None = None
+    gathering: Mapping[int, int] = {}
+    tied: Sequence[int] = ()
     if (scheduled_by := xla_times(model.profile)) is not None:
         last = behind_loops(graph)
         if seconds is not None and is_recomputed(graph, last):
@@ -92,13 +106,17 @@ def step_memory(
             times = held_back(graph, axes, stored, times, values, reads, outputs)
     lists: Sequence[ListCopy] = ()
     if model.profile.kind == "tpu":
-        times = after_lookups(graph, crossing.tied, times, values, reads)
+        before, times = times, after_lookups(graph, crossing.tied, times, values, reads)
+        tied = [one.product for one in crossing.tied if times[one.product] != before[one.product]]
         lists = [*list_copies(graph, axes, values, reads, times, model.profile.on_chip_bytes or 0)]
         scattered = {one.value: one.stop - 1 for one in lists if one.size and one.given_up and one.in_rows}
         if model.profile.sparse_core_copies and scattered:
             times = put_off(graph, times, scattered, max(scattered.values()))
         if (behind := behind_rounded(graph, axes, model, stored, values, reads)) is not None:
             times = put_behind(graph, times, behind, most_behind)
+        if model.profile.gathers_in_products and seconds is not None:
+            gathering = beside_gathers(graph, model, stored, values, reads, outputs, seconds)
+            times = run_later(behind_loops(graph), times, dict(itertools.islice(gathering.items(), most_behind)))
     moved = moved_pixels(graph, axes, crossing.images, stored, times, reads, crossing.spread)
     lives = crossing.lives if times is crossing.times else None
     if moved:
@@ -172,11 +190,17 @@ def step_memory(
             vector = vector_memory(graph, times, plain, model.profile)
         room = 0 if vector is not None else model.profile.on_chip_bytes or 0
         settled = [*back_and_forth(graph, axes, room, times, lives.needed, values)]
-    for wide in crossing.wide:
-        if (row := reads.get((wide.gather, 0))) is not None:
-            tensor = graph.values[graph.ops[wide.gather].operands[0]]
+    looked_up = late_lookups(graph, model, gathering, tied, values, reads, outputs) if gathering else {}
+    made = {wide.gather: (times[wide.made], times[wide.until]) for wide in crossing.wide}
+    for gather in looked_up.keys() - made.keys():
+        value = graph.ops[gather].operands[0]
+        if (maker := crossing.producers[value]) >= 0 and lives is not None:
+            made[gather] = (lives.intervals[value].stop if stored[value] else times[maker]), 0
+    for gather, (start, until) in made.items():
+        if (row := reads.get((gather, 0))) is not None:
+            tensor = graph.values[graph.ops[gather].operands[0]]
             size = int(device_bytes(tensor, row[None], axes, model.profile.kind)[0])
-            beside.append((times[wide.made], times[wide.until] + 1, size))
+            beside.append((start, max(until, looked_up.get(gather, 0)) + 1, size))
     found = simulate_memory(
         graph, axes, stored, kinds, values, reads,
         inside=crossing.inside, second_stacks=crossing.second_stacks, fills=crossing.fills, times=times,
@@ -188,7 +212,8 @@ def step_memory(
         beside=beside, back_and_forth=settled, late=late, halved=halved, listed=given_up,
     )  # fmt: skip
     room = model.profile.usable_bytes
-    if behind is None or most_behind is not None or found.peak_bytes <= room:
+    most = max(0 if behind is None else len(behind.ops), len(gathering))
+    if not most or most_behind is not None or found.peak_bytes <= room:
         return found
 
     def running(count: int) -> MemoryProfile:
@@ -196,7 +221,7 @@ def step_memory(
             graph, axes, model, crossing, kinds, values, reads, waited, outputs, seconds, most_behind=count
         )  # fmt: skip
 
-    fit = bisect.bisect(range(len(behind.ops)), room, key=lambda count: running(count).peak_bytes)
+    fit = bisect.bisect(range(most + 1), room, key=lambda count: running(count).peak_bytes)
     return running(max(fit - 1, 0))
 
 

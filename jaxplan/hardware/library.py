@@ -48,6 +48,7 @@ _KIND_NUMBERS: dict[str, dict[str, tuple[type, float, float]]] = {
         "masked_tokens": (int, -1, _INF),
         "turns_first_layers": (int, -1, 1),
         "late_stacks": (int, -1, 1),
+        "gathers_in_products": (int, -1, 1),
         "keeps_erfcs": (int, -1, 1),
         "keeps_scores": (int, -1, 1),
         "shared_operand_ratio": (float, 0.0, _INF),

@@ -120,6 +120,7 @@ class Profile:
       turns_first_layers: 1 where updates are made the other way round, see `cost.first_layers`, else 0; TPU only.
       late_stacks: 1 where products that loops stack may run at the end of an iteration, see `cost.carries`, else 0; TPU
         only.
+      gathers_in_products: 1 where results are gathered beside products, see `cost.beside_gathers`, else 0; TPU only.
       keeps_erfcs: 1 where exact gelus in f32 are kept beside their arguments, see `cost.kept_erfcs`, else 0; TPU only.
       keeps_scores: 1 where scores in f32 are kept beside their softmax's argument, see `cost.kept_scores`, else 0; TPU
         only.
@@ -164,6 +165,7 @@ class Profile:
     masked_tokens: int | None = None
     turns_first_layers: int | None = None
     late_stacks: int | None = None
+    gathers_in_products: int | None = None
     keeps_erfcs: int | None = None
     keeps_scores: int | None = None
     shared_operand_ratio: float | None = None

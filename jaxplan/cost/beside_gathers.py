@@ -1,0 +1,238 @@
+"""Products that XLA for TPU v5e runs late: beside the gathers of what a step returns.
+
+Where updated weights are gathered at the end of a step, as under ZeRO-1, that chip's gathers are asynchronous, each
+within the kernels of products.  XLA's latency-hiding scheduler, which works from the last operation to the first (see
+`scheduler`), takes them one at a time and to each what lasts about as long, of what is ready by then: weights'
+gradients, for their own updates and gathers have been taken before.  So these run behind the backward pass, one behind
+the other, and keep what they read, of every layer.  Sums over devices are kernels; all_reduces, and the sums of biases'
+and scales' gradients, are one.
+
+How long a product lasts is XLA's estimate of before it has chosen any windows: some two to three times as long as the
+product takes, a weight's gradient four times, that of a weight of several dimensions behind the ones that are summed
+(heads of queries, keys and values) 46 times, of several before them 1.4 times: as the scheduler itself logs them for
+GPTs of 16 x 2048 tokens, width 1024, and for others within a factor of two, a few within four.  With them six steps of
+such GPTs, recomputed, under ZeRO-1 and cut as this package plans, have nearly all of the late gradients that XLA has
+there (15 to 29, of 127 and 251 products), but for some that it swaps with their neighbours.  One of four layers takes
+1222 MB for 813.  Of networks with many small weights, and of some others, the order is not found as well.
+
+Where the gradient of the weight that makes the logits runs late, so do the loss' lookups in logits that are cut over
+the words, and keep these in f32 (not in whole rows of them, which one kernel reads and adds up): their sum over devices
+is one with other small ones.  Those may wait for gathers in their turn, as of scales under ZeRO-1; then a backward pass
+that scatters a sum goes first, for its pieces are rounded up and moved on asynchronously (`scattered_sums`).
+
+v5p and v6e gather in kernels of their own, and run all products where they stand (compiled for all three, jax 0.10.2,
+libtpu 0.0.42.1, 2026-11-28; the order, XLA: xla/service/latency_hiding_scheduler.cc).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from ..hardware import XlaTimes
+from ..ir import Graph, Op, settled_values
+from ..sharding import UNREDUCED, Step, reshard_steps
+from .held_back import COMBINED_ON_TPU, PRODUCTS, behind_loops, last_products, summed_over_devices
+from .latency_hiding import Kernels
+from .model import CostModel
+from .scheduler import Node, scheduled
+
+_BACKWARD, _GRADIENT, _HEADS_AFTER, _HEADS_BEFORE = 2.3, 3.8, 46.0, 1.4
+"""How many times longer than they last XLA takes products to last: a weight's gradient and others, see the module."""
+
+_BYTES_PER_CYCLE = 62.2
+"""At which XLA takes collectives to send their larger buffer, over 8 chips and 16: logged for 4 KB to 262 MB."""
+
+_SMALL, _SCALAR = 2**16, 8
+"""Bytes of a bias or a scale: its gradient is made whole, whether or not it is scattered, and it is gathered by itself;
+of a norm's square."""
+
+_LAST = 0.1
+"""Of the backward pass: what of it is its end."""
+
+
+def beside_gathers(
+    graph: Graph,
+    model: CostModel,
+    stored: Sequence[bool],
+    values: Mapping[int, np.ndarray],
+    reads: Mapping[tuple[int, int], np.ndarray],
+    outputs: Mapping[int, np.ndarray] | None,
+    seconds: Mapping[int, float],
+) -> dict[int, int]:
+    """Weights' gradients that run late, in the order in which they run, with when: as the index of an operation.
+
+    Args:
+      stored: see `fusion.Traffic`.
+      values, reads: the layout row of every value where it is made, and of every operand as it is read; outputs: of
+        results, by position.
+      seconds: of every operation.
+    """
+    last = behind_loops(graph)
+    if not last or not (gathered := _gathered(graph, model, last, values, outputs)):
+        return {}
+    kernels = _OnTpu(graph, model, last, stored, values, reads, seconds)
+    kernels.gather(gathered)
+    until: dict[int, int] = {}
+    behind = 0
+    for node in scheduled(kernels.nodes(), apart_s=0.0, starts_wait=False):
+        if node.op < 0 or (op := graph.ops[node.op]).primitive not in PRODUCTS:
+            continue
+        if kernels.held.isdisjoint(op.results):
+            behind = max(behind, node.op)
+        elif node.op < behind:
+            behind = min(behind + 1, len(graph.ops) - 1)
+            until[node.op] = behind
+    return until
+
+
+def late_lookups(
+    graph: Graph,
+    model: CostModel,
+    until: Mapping[int, int],
+    tied: Iterable[int],
+    values: Mapping[int, np.ndarray],
+    reads: Mapping[tuple[int, int], np.ndarray],
+    outputs: Mapping[int, np.ndarray] | None,
+) -> dict[int, int]:
+    """The loss' lookups that run late, see the module, with the time until which they wait.
+
+    Args:
+      until: see `beside_gathers`; tied: products that wait for lookups' gradients; others: see `beside_gathers`.
+    """
+    last = behind_loops(graph)
+    needed = last_products(last, ())[1]
+    end = max((op.index for op in last if op.primitive in PRODUCTS and not needed.isdisjoint(op.results)), default=0)
+    late = [*tied, *(product for product, at in until.items() if at > end - _LAST * (end - product))]
+    read = {math.prod(graph.values[value].shape) for index in late for value in graph.ops[index].operands}
+
+    def cut(op: Op) -> bool:
+        found = values.get(op.results[0])
+        return found is not None and UNREDUCED in found.tolist() and needed.isdisjoint(op.results)
+
+    lookups = [op for op in graph.lookups() if op.primitive == "gather" and last and op.index >= last[0].index]
+    lookups = [op for op in lookups if cut(op) and math.prod(graph.values[op.operands[0]].shape) in read]
+    found = dict.fromkeys((op.index for op in lookups), max(until.values()))
+    if not found or _sums_without_gathers(graph, model, last, found, values, reads, outputs):
+        return found
+    sums = summed_over_devices(graph, model.axes, needed, values, reads)
+    return {} if any(step.kind == "reduce_scatter" for _, _, step in sums) else found
+
+
+def _sums_without_gathers(
+    graph: Graph, model: CostModel, last: Sequence[Op], lookups: Container[int], values: Mapping[int, np.ndarray],
+    reads: Mapping[tuple[int, int], np.ndarray], outputs: Mapping[int, np.ndarray] | None,
+) -> bool:  # fmt: skip
+    """Whether the step returns what gradients' sums over devices make, and does not gather it first."""
+    held = last_products(last, ())[0]
+    gathered = _gathered(graph, model, last, values, outputs)
+    behind, summed = set(held), set[int]()
+    for op in last:
+        if op.index in lookups:
+            continue
+        for place, value in enumerate(op.operands):
+            made, row = values.get(value), reads.get((op.index, place))
+            if value in behind and made is not None and row is not None and UNREDUCED in made.tolist():
+                steps = reshard_steps(made, row, graph.values[value].bytes, model.axes)
+                if any(step.kind == "all_reduce" for step in steps):
+                    summed.update(op.results)
+        if not behind.isdisjoint(op.operands):
+            behind.update(op.results)
+        if not summed.isdisjoint(op.operands):
+            summed.update(op.results)
+    return not (summed & set(graph.outputs)) <= gathered.keys()
+
+
+def _gathered(
+    graph: Graph, model: CostModel, last: Sequence[Op],
+    values: Mapping[int, np.ndarray], outputs: Mapping[int, np.ndarray] | None,
+) -> dict[int, tuple[Step, ...]]:  # fmt: skip
+    """What the step gathers to return it."""
+    rows = {value: values[argument] for value, argument in settled_values(graph).items() if argument in values}
+    rows |= {graph.outputs[position]: row for position, row in (outputs or {}).items()}
+    found: dict[int, tuple[Step, ...]] = {}
+    producers = graph.producers()
+    for value, row in rows.items():
+        made = values.get(value)
+        if made is None or producers[value] < last[0].index or UNREDUCED in made.tolist():
+            continue
+        steps = reshard_steps(made, row, graph.values[value].bytes, model.axes)
+        if steps and all(step.kind == "all_gather" and step.bytes > _SMALL for step in steps):
+            found[value] = tuple(steps)
+    return found
+
+
+class _OnTpu(Kernels):
+    """Kernels and collectives as XLA for TPU schedules them: gathers alone are asynchronous."""
+
+    def __init__(
+        self, graph: Graph, model: CostModel, last: Sequence[Op], stored: Sequence[bool],
+        values: Mapping[int, np.ndarray], reads: Mapping[tuple[int, int], np.ndarray], seconds: Mapping[int, float],
+    ) -> None:  # fmt: skip
+        self.model = model
+        self.summed: dict[tuple[object, ...], Node] = {}
+        self.reduced: dict[tuple[object, ...], int] = {}
+        super().__init__(graph, model.axes, last, stored, values, reads, seconds, XlaTimes({}, {}))
+
+    def gather(self, gathered: Mapping[int, Sequence[Step]]) -> None:
+        """Gathers what the step returns, at its end, in the order of the gradients that it is made of."""
+        latest: dict[int, int] = {}
+        for op in self.walked:
+            own = op.index if not self.held.isdisjoint(op.results) else 0
+            latest.update(dict.fromkeys(op.results, max([own, *(latest.get(value, 0) for value in op.operands)])))
+        for value in sorted(gathered, key=lambda value: latest.get(value, 0)):
+            if sources := self.made_of.get(value, ()):
+                self._collective(gathered[value], sources, len(self.graph.ops) + latest.get(value, 0))
+
+    def _collective(self, steps: Sequence[Step], sources: Sequence[Node], place: int) -> Node:
+        took = sum(step.bytes for step in steps) / (_BYTES_PER_CYCLE * (self.model.profile.clock_hz or 1e9))
+        if all(step.kind == "all_gather" for step in steps):
+            end = self._pair(took, sources, place)[1]
+            copied = Node(place - 0.1, reads=[end], is_view=True)
+            self.others.append(copied)
+            return copied
+        keys = self._made_in_one(steps, sources, place)
+        for key in keys:
+            if (node := self.summed.get(key)) is not None:
+                node.reads += sources
+                return node
+        node = Node(place - 0.3, seconds=took, reads=list(dict.fromkeys(sources)))
+        self.summed |= dict.fromkeys(keys, node)
+        self.others.append(node)
+        return node
+
+    def _made_in_one(self, steps: Sequence[Step], sources: Sequence[Node], place: int) -> list[tuple[object, ...]]:
+        """What a sum has in common with those that XLA makes in one with it."""
+        if self._leads(self.graph.ops[place]):
+            return []
+        if all(step.kind == "all_reduce" or step.bytes <= _SMALL for step in steps):
+            size = int(sum(step.bytes for step in steps))
+            axes = tuple(step.axes for step in steps)
+            self.reduced[axes] = self.reduced.get(axes, 0) + size
+            return [(axes, size <= _SCALAR, self.reduced[axes] // COMBINED_ON_TPU)]
+        return []
+
+    def _lasts(self, op: Op) -> float:
+        took = self.seconds.get(op.index, 0.0)
+        if op.primitive not in PRODUCTS:
+            return took
+        if self.held.isdisjoint(op.results):
+            return _BACKWARD * took
+        before, after = (_free_dims(self.graph, op, place) for place in (0, 1))
+        return took * (_HEADS_AFTER if after > 1 else _HEADS_BEFORE if before > 1 else _GRADIENT)
+
+    def _fold(self, value: int, turned: bool, source: Node) -> Node:
+        return source
+
+    def _sum(self) -> None:
+        """Each sum is sent by itself, where it is read."""
+
+
+def _free_dims(graph: Graph, op: Op, place: int) -> int:
+    """How many dimensions of an operand a matrix product's result has; 1 of a convolution's."""
+    if op.primitive != "dot_general":
+        return 1
+    summed, batch = op.params["dimension_numbers"]
+    return len(graph.values[op.operands[place]].shape) - len(summed[place]) - len(batch[place])

@@ -1,0 +1,91 @@
+"""Weights' gradients that XLA for TPU v5e runs behind the backward pass, beside gathers of updated weights."""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import jaxplan
+from jaxplan.hardware import compile_for, load_profile
+from jaxplan.lowering import compiled_memory
+
+LAYERS, WIDTH, BATCH, LENGTH = 3, 1024, 16, 2048
+HIDDEN_BYTES = BATCH // 8 * LENGTH * 4 * WIDTH * 2
+OPTIMIZER = optax.adamw(1e-3)
+
+
+class Block(nn.Module):
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = nn.RMSNorm(dtype=jnp.bfloat16)(x)
+        mask = nn.make_causal_mask(x[..., 0])
+        x = x + nn.MultiHeadDotProductAttention(8, dtype=jnp.bfloat16, use_bias=False)(y, y, mask=mask)
+        y = nn.Dense(4 * WIDTH, dtype=jnp.bfloat16, use_bias=False)(nn.RMSNorm(dtype=jnp.bfloat16)(x))
+        return x + nn.Dense(WIDTH, dtype=jnp.bfloat16, use_bias=False)(nn.gelu(y))
+
+
+class Gpt(nn.Module):
+    words: int
+
+    @nn.compact
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        embedding = nn.Embed(self.words, WIDTH, dtype=jnp.bfloat16)
+        x = embedding(tokens)
+        for _ in range(LAYERS):
+            x = nn.remat(Block)()(x)
+        return embedding.attend(nn.RMSNorm(dtype=jnp.bfloat16)(x)).astype(jnp.float32)
+
+
+def step_and_shapes(words: int) -> tuple[Any, Any]:
+    net = Gpt(words)
+    tokens = jax.ShapeDtypeStruct((BATCH, LENGTH), jnp.int32)
+    weights = jax.eval_shape(net.init, jax.random.key(0), tokens)
+
+    def step(state: Any, tokens: jax.Array, targets: jax.Array) -> tuple[Any, jax.Array]:
+        def loss(weights: Any) -> jax.Array:
+            logits = net.apply(weights, tokens)
+            return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
+
+        weights, moments = state
+        lost, gradients = jax.value_and_grad(loss)(weights)
+        updates, moments = OPTIMIZER.update(gradients, moments, weights)
+        return (optax.apply_updates(weights, updates), moments), lost
+
+    return step, ((weights, jax.eval_shape(OPTIMIZER.init, weights)), tokens, tokens)
+
+
+def planned(search: str, target: str, words: int) -> tuple[Any, Any, Any, Any]:
+    chips = jaxplan.target(target)
+    mesh = chips.mesh(data=4, model=2)
+    step, shapes = step_and_shapes(words)
+    hardware = target.split(":")[0]
+    sharded = jaxplan.auto_shard(step, mesh, donate_argnums=0, hardware=hardware, options={"search": search})
+    return sharded, shapes, mesh, chips.compiler_options
+
+
+def test_recomputed_layers_are_kept_where_weights_are_gathered_beside_products() -> None:
+    """On v5e; v6e gathers in kernels of their own."""
+
+    def kept(target: str) -> int:
+        sharded, shapes, *_ = planned("zero1", target, 8000)
+        return int(sharded.plan(*shapes).cost.peak_parts["activations"])
+
+    assert kept("tpu-v5e:2x4") > kept("tpu-v6e:2x4") + LAYERS * HIDDEN_BYTES
+
+
+@pytest.mark.aot_tpu
+@pytest.mark.parametrize("words", [8000, 64000])
+def test_compiled_for_tpu_the_step_takes_as_much(words: int, tpu_topology: Callable[[str], Any]) -> None:
+    """Layers' gradients run late, and the loss' lookups in logits that are cut over 64000 words."""
+    sharded, shapes, mesh, options = planned("zero1", "tpu-v5e:2x4", words)
+    predicted = sharded.plan(*shapes).cost.peak_bytes
+    compiled = compiled_memory(compile_for(sharded.lower(*shapes), mesh, options)).peak_bytes
+    assert 0.93 * compiled < predicted < 1.1 * compiled
+
+
+def test_which_chips_gather_in_products() -> None:
+    assert [load_profile(f"tpu-{name}").gathers_in_products for name in ("v5e", "v5p", "v6e")] == [1, 0, 0]
