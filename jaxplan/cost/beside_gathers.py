@@ -5,7 +5,8 @@ within the kernels of products.  XLA's latency-hiding scheduler, which works fro
 `scheduler`), takes them one at a time and to each what lasts about as long, of what is ready by then: weights'
 gradients, for their own updates and gathers have been taken before.  So these run behind the backward pass, one behind
 the other, and keep what they read, of every layer.  Sums over devices are kernels; all_reduces, and the sums of biases'
-and scales' gradients, are one.
+and scales' gradients, are one: where sums that are scattered are made whole first (`hardware.sums_are_whole`), no
+weight's gradient is free to wait.
 
 How long a product lasts is XLA's estimate of before it has chosen any windows: some two to three times as long as the
 product takes, a weight's gradient four times, that of a weight of several dimensions behind the ones that are summed
@@ -207,7 +208,8 @@ class _OnTpu(Kernels):
         """What a sum has in common with those that XLA makes in one with it."""
         if self._leads(self.graph.ops[place]):
             return []
-        if all(step.kind == "all_reduce" or step.bytes <= _SMALL for step in steps):
+        compiled = (self.model.compiled_kind(step.kind, step.axes) for step in steps if step.bytes > _SMALL)
+        if all(kind == "all_reduce" for kind in compiled):
             size = int(sum(step.bytes for step in steps))
             axes = tuple(step.axes for step in steps)
             self.reduced[axes] = self.reduced.get(axes, 0) + size
