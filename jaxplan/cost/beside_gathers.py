@@ -104,7 +104,7 @@ def late_lookups(
       until: see `beside_gathers`; tied: products that wait for lookups' gradients; others: see `beside_gathers`.
     """
     last = behind_loops(graph)
-    needed = last_products(last, ())[1]
+    held, needed = last_products(last, ())
     end = max((op.index for op in last if op.primitive in PRODUCTS and not needed.isdisjoint(op.results)), default=0)
     late = [*tied, *(product for product, at in until.items() if at > end - _LAST * (end - product))]
     read = {math.prod(graph.values[value].shape) for index in late for value in graph.ops[index].operands}
@@ -116,34 +116,25 @@ def late_lookups(
     lookups = [op for op in graph.lookups() if op.primitive == "gather" and last and op.index >= last[0].index]
     lookups = [op for op in lookups if cut(op) and math.prod(graph.values[op.operands[0]].shape) in read]
     found = dict.fromkeys((op.index for op in lookups), max(until.values()))
-    if not found or _sums_without_gathers(graph, model, last, found, values, reads, outputs):
+    if not found:
+        return found
+    behind = _made_of(last, held, found)
+    sums = summed_over_devices(graph, model.axes, behind, values, reads)
+    reduced = {value for value, _, step in sums if step.kind == "all_reduce"}
+    returned = (_made_of(last, reduced, found) - reduced) & set(graph.outputs)
+    if not returned <= _gathered(graph, model, last, values, outputs).keys():
         return found
     sums = summed_over_devices(graph, model.axes, needed, values, reads)
     return {} if any(step.kind == "reduce_scatter" for _, _, step in sums) else found
 
 
-def _sums_without_gathers(
-    graph: Graph, model: CostModel, last: Sequence[Op], lookups: Container[int], values: Mapping[int, np.ndarray],
-    reads: Mapping[tuple[int, int], np.ndarray], outputs: Mapping[int, np.ndarray] | None,
-) -> bool:  # fmt: skip
-    """Whether the step returns what gradients' sums over devices make, and does not gather it first."""
-    held = last_products(last, ())[0]
-    gathered = _gathered(graph, model, last, values, outputs)
-    behind, summed = set(held), set[int]()
+def _made_of(last: Sequence[Op], values: Iterable[int], without: Container[int]) -> set[int]:
+    """`values`, and what is made of them but by the operations `without`."""
+    found = set(values)
     for op in last:
-        if op.index in lookups:
-            continue
-        for place, value in enumerate(op.operands):
-            made, row = values.get(value), reads.get((op.index, place))
-            if value in behind and made is not None and row is not None and UNREDUCED in made.tolist():
-                steps = reshard_steps(made, row, graph.values[value].bytes, model.axes)
-                if any(step.kind == "all_reduce" for step in steps):
-                    summed.update(op.results)
-        if not behind.isdisjoint(op.operands):
-            behind.update(op.results)
-        if not summed.isdisjoint(op.operands):
-            summed.update(op.results)
-    return not (summed & set(graph.outputs)) <= gathered.keys()
+        if op.index not in without and not found.isdisjoint(op.operands):
+            found.update(op.results)
+    return found
 
 
 def _gathered(
@@ -194,27 +185,25 @@ class _OnTpu(Kernels):
             copied = Node(place - 0.1, reads=[end], is_view=True)
             self.others.append(copied)
             return copied
-        keys = self._made_in_one(steps, sources, place)
-        for key in keys:
-            if (node := self.summed.get(key)) is not None:
-                node.reads += sources
-                return node
+        key = self._made_in_one(steps, place)
+        if key is not None and (node := self.summed.get(key)) is not None:
+            node.reads += sources
+            return node
         node = Node(place - 0.3, seconds=took, reads=list(dict.fromkeys(sources)))
-        self.summed |= dict.fromkeys(keys, node)
+        if key is not None:
+            self.summed[key] = node
         self.others.append(node)
         return node
 
-    def _made_in_one(self, steps: Sequence[Step], sources: Sequence[Node], place: int) -> list[tuple[object, ...]]:
-        """What a sum has in common with those that XLA makes in one with it."""
-        if self._leads(self.graph.ops[place]):
-            return []
+    def _made_in_one(self, steps: Sequence[Step], place: int) -> tuple[object, ...] | None:
+        """What a sum has in common with those that XLA makes in one with it; None: it is made by itself."""
         compiled = (self.model.compiled_kind(step.kind, step.axes) for step in steps if step.bytes > _SMALL)
-        if all(kind == "all_reduce" for kind in compiled):
-            size = int(sum(step.bytes for step in steps))
-            axes = tuple(step.axes for step in steps)
-            self.reduced[axes] = self.reduced.get(axes, 0) + size
-            return [(axes, size <= _SCALAR, self.reduced[axes] // COMBINED_ON_TPU)]
-        return []
+        if self._leads(self.graph.ops[place]) or any(kind != "all_reduce" for kind in compiled):
+            return None
+        size = int(sum(step.bytes for step in steps))
+        axes = tuple(step.axes for step in steps)
+        self.reduced[axes] = self.reduced.get(axes, 0) + size
+        return axes, size <= _SCALAR, self.reduced[axes] // COMBINED_ON_TPU
 
     def _lasts(self, op: Op) -> float:
         took = self.seconds.get(op.index, 0.0)

@@ -115,8 +115,9 @@ def step_memory(
         if (behind := behind_rounded(graph, axes, model, stored, values, reads)) is not None:
             times = put_behind(graph, times, behind, most_behind)
         if model.profile.gathers_in_products and seconds is not None:
-            gathering = beside_gathers(graph, model, stored, values, reads, outputs, seconds)
-            times = run_later(behind_loops(graph), times, dict(itertools.islice(gathering.items(), most_behind)))
+            late_gradients = beside_gathers(graph, model, stored, values, reads, outputs, seconds)
+            gathering = dict(itertools.islice(late_gradients.items(), most_behind))
+            times = run_later(behind_loops(graph), times, gathering)
     moved = moved_pixels(graph, axes, crossing.images, stored, times, reads, crossing.spread)
     lives = crossing.lives if times is crossing.times else None
     if moved:
@@ -191,12 +192,12 @@ def step_memory(
         room = 0 if vector is not None else model.profile.on_chip_bytes or 0
         settled = [*back_and_forth(graph, axes, room, times, lives.needed, values)]
     looked_up = late_lookups(graph, model, gathering, tied, values, reads, outputs) if gathering else {}
-    made = {wide.gather: (times[wide.made], times[wide.until]) for wide in crossing.wide}
-    for gather in looked_up.keys() - made.keys():
+    read_wide = [(wide.gather, times[wide.made], times[wide.until]) for wide in crossing.wide]
+    for gather in looked_up.keys() - {wide.gather for wide in crossing.wide}:
         value = graph.ops[gather].operands[0]
         if (maker := crossing.producers[value]) >= 0 and lives is not None:
-            made[gather] = (lives.intervals[value].stop if stored[value] else times[maker]), 0
-    for gather, (start, until) in made.items():
+            read_wide.append((gather, lives.intervals[value].stop if stored[value] else times[maker], 0))
+    for gather, start, until in read_wide:
         if (row := reads.get((gather, 0))) is not None:
             tensor = graph.values[graph.ops[gather].operands[0]]
             size = int(device_bytes(tensor, row[None], axes, model.profile.kind)[0])
@@ -221,7 +222,7 @@ def step_memory(
             graph, axes, model, crossing, kinds, values, reads, waited, outputs, seconds, most_behind=count
         )  # fmt: skip
 
-    fit = bisect.bisect(range(most + 1), room, key=lambda count: running(count).peak_bytes)
+    fit = bisect.bisect(range(most), room, key=lambda count: running(count).peak_bytes)
     return running(max(fit - 1, 0))
 
 
