@@ -34,10 +34,11 @@ from .tables import RowUpdate, table_copies, tiled_as_read, tiled_in_rows
 from .tiles import Tiling, device_bytes, gathered_bytes
 from .vector_memory import VectorMemory
 
-_TABLE_BYTES, _TABLES = 2**14, 1.7
+_TABLE_BYTES, _TABLES = 2**14, 0.8
 """What every result of several arrays has on TPU beside these: a table of 512 bytes, in 16 KiB that nothing else uses.
 Kernels of several results and copies to and from the vector memory make 1.2 to 3.3 of them for each array in memory,
-1.7 in the median of 21 networks compiled for v5e (libtpu 0.0.42.1): 73 MB of the 5.3 GB of two unrolled towers."""
+most of which lie below others' buffers: 0.4 to 1.6, in the median 0.8, lie on top of them all in 26 networks compiled
+for v5e (libtpu 0.0.42.1, 2026-11-28): 49 MB of the 256 of a U-Net."""
 
 _LOOP_BUFFERS = ("carry_init", "scan_stack")
 """What makes values that are there as long as their loop, sums that are pending too: of accumulated gradients."""
@@ -72,7 +73,7 @@ def simulate_memory(
     tables: Sequence[RowUpdate] = (),
     spread: Sequence[Spread] = (),
     squares: Sequence[Squares] = (),
-    beside: Sequence[tuple[int, int, int]] = (),
+    beside: Sequence[tuple[int, ...]] = (),
     back_and_forth: Sequence[BackAndForth] = (),
     converted: Sequence[Converted] = (),
     listed: Mapping[int, int] | None = None,
@@ -87,9 +88,9 @@ def simulate_memory(
         second_stacks: loops' stacks that are there twice; fills: what is filled together; times: when each operation
         runs; see `Traffic`.
       op_scratch: bytes that operations need beside their results while they run, see `split_k` and `pooling`.
-      beside: (start, stop, bytes) of what else is copied; back_and_forth, converted: see there; listed: values whose
-        copies are read: from when on; late: values that are made when they are read alone: since when; halved: f32
-        values in whose place bf16 ones are kept.
+      beside: (start, stop, bytes) of what else is copied, and its value if that may lie in vector memory;
+        back_and_forth, converted: see there; listed: values whose copies are read: from when on; late: values that are
+        made when they are read alone: since when; halved: f32 values in whose place bf16 ones are kept.
       waited: values that wait behind a loop: until when, and the share of their bytes that they wait in.
       platform: "tpu", "gpu" or "cpu", see `device_bytes`; whole_sums: see `CostModel.whole_sums`;
         images, over, copied_images, tables, spread, squares: see `Traffic`.
@@ -132,7 +133,7 @@ def simulate_memory(
 
     for value, position in inputs.items():
         stop = whole if value in aliased or position not in graph.donated else intervals[value].stop
-        ledger.add(kinds[position], 0, stop, local(value, values[value]), given=True)
+        ledger.add(kinds[position], 0, stop, local(value, values[value]), given=True, value=value)
     for value in graph.constants:
         ledger.add("constants", 0, whole, int(graph.values[value].bytes), given=True)
     argument = {o: i for i, o in graph.aliases}
@@ -177,12 +178,12 @@ def simulate_memory(
     in_rows = [*table_copies(graph, axes, tables, rows, values, reads, local, when, needed)] if rows else []
     for table in in_rows:
         ledger.add("copies", table.start, table.stop, table.size, value=table.value if table.brief else None)
-    for copy in _image_copies(graph, axes, copied_images, reads, when, needed):
-        ledger.add("copies", *copy)
+    for (value, _), copy in _image_copies(graph, axes, copied_images, reads, when, needed):
+        ledger.add("copies", *copy, value=value)
     for whole_image in spread_copies(graph, axes, spread, images or {}, values, when, needed):
         ledger.add("copies", *whole_image)
-    for other in beside:
-        ledger.add("copies", *other)
+    for start, stop, size, *copied_value in beside:
+        ledger.add("copies", start, stop, size, value=copied_value[0] if copied_value else None)
     for one in back_and_forth:
         if one.back is not None:
             ledger.add("copies", *one.back, value=one.value)
@@ -292,20 +293,20 @@ def _image_copies(
     reads: Mapping[tuple[int, int], np.ndarray],
     when: Sequence[int],
     needed: Sequence[int],
-) -> Iterable[tuple[int, int, int]]:
-    """(first reader, after the last reader, bytes) of images in the layout of convolutions."""
+) -> Iterable[tuple[tuple[int, bytes], tuple[int, int, int]]]:
+    """(value, layout): (first reader, after the last reader, bytes) of images in the layout of convolutions."""
     found: dict[tuple[int, bytes], tuple[int, int, int]] = {}
     for op, place in copied:
         value, row = graph.ops[op].operands[place], reads.get((op, place))
         if row is None:
             continue
-        tensor = graph.values[value]
+        tensor = graph.taken(value, [(op, place)]) or graph.values[value]
         least = int(device_bytes(tensor, row[None, :], axes, "tpu")[0])
         size = int(device_bytes(tensor, row[None, :], axes, "tpu", lanes_read(graph.ops[op], place))[0])
         if size > least:
             before = found.get((value, row.tobytes()), (when[op], needed[op], size))
             found[value, row.tobytes()] = min(before[0], when[op]), max(before[1], needed[op]), max(before[2], size)
-    return found.values()
+    return found.items()
 
 
 def _part(row: np.ndarray) -> np.ndarray:

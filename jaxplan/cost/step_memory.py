@@ -22,6 +22,7 @@ from .copied_back import BackAndForth, back_and_forth
 from .crossing import Traffic
 from .decompositions import decomposition_scratch
 from .dilated import transposed_for_kernels
+from .estimates import estimated
 from .few_images import few_images, moved_pixels
 from .first_layers import turned_round
 from .grouped_concats import written_in_groups
@@ -48,7 +49,6 @@ from .model import CostModel
 from .padded_images import padded_images
 from .pooling import places_of_poolings
 from .product_slices import slice_scratch
-from .product_sums import without_sums
 from .rings import ring_operands
 from .rounded_sums import Behind, behind_rounded, put_behind
 from .row_sums import written_in_rows
@@ -64,6 +64,7 @@ from .turned_caches import turned_for_loops
 from .turned_gradients import turned_gradients
 from .unaligned import copied_in_lanes
 from .vector_memory import vector_memory
+from .with_updates import with_updates
 
 
 def step_memory(
@@ -85,8 +86,8 @@ def step_memory(
       axes: of the mesh that the layout rows are over; the model's may be coarser.
       seconds: of every operation, all its runs; None leaves nothing on the chip, and gradients of blocks that are
         computed again where they stand.
-      most_behind: how many products run behind a sum, see `put_behind`, and beside gathers, see `beside_gathers`; None:
-        as many as the memory has room for.
+      most_behind: how many products run behind a sum, see `put_behind`, beside gathers, see `beside_gathers`, and with
+        updates, see `with_updates`; None: as many as the memory has room for.
       crossing: see `traffic`; kinds, values, reads, waited, outputs: see `simulate_memory`.
     """
     if model.profile.kind == "tpu" and not model.profile.late_stacks:
@@ -95,6 +96,7 @@ def step_memory(
     filled: Fillers | None = None
     behind: Behind | None = None
     gathering: Mapping[int, int] = {}
+    updated: Mapping[int, int] = {}
     tied: Sequence[int] = ()
     if (scheduled_by := xla_times(model.profile)) is not None:
         last = behind_loops(graph)
@@ -118,6 +120,8 @@ def step_memory(
             late_gradients = beside_gathers(graph, model, stored, values, reads, outputs, seconds)
             gathering = dict(itertools.islice(late_gradients.items(), most_behind))
             times = run_later(behind_loops(graph), times, gathering)
+        with_last = itertools.islice(with_updates(graph, axes, values).items(), most_behind)
+        times = run_later(behind_loops(graph), times, updated := dict(with_last))
     moved = moved_pixels(graph, axes, crossing.images, stored, times, reads, crossing.spread)
     lives = crossing.lives if times is crossing.times else None
     if moved:
@@ -133,7 +137,8 @@ def step_memory(
         beside_products.append(slice_scratch(graph, axes, stored, crossing.producers, values, reads))
     for op, size in (item for sizes in beside_products for item in sizes.items()):
         scratch[op] = scratch.get(op, 0) + size
-    beside = [*(moved.copies if moved else ()), *_handed_over(graph, axes, crossing.invariants, values)]
+    beside: list[tuple[int, ...]] = [*(moved.copies if moved else ())]
+    beside += _handed_over(graph, axes, crossing.invariants, values)
     beside += places_of_poolings(graph, axes, times, reads, model.profile)
     beside += turned_updates(graph, axes, crossing.updates, times, values, reads)
     late: dict[int, int] = {}
@@ -180,15 +185,15 @@ def step_memory(
             beside += turned_round(graph, axes, crossing.firsts, model.profile.on_chip_bytes or 0, times, values)
         beside += prepared_indices(graph, axes, crossing.indices, times, reads)
         beside += written_operands(graph, axes, crossing.shared, model.profile, times, lives.needed, values, reads)
-        beside += [(one.start, one.stop, one.size) for one in lists]
+        beside += [(one.start, one.stop, one.size, one.value) for one in lists]
         beside += copied_for_groups(graph, axes, crossing.grouped_convolutions, times, values, reads)
         beside += copied_in_lanes(graph, axes, crossing.unaligned, times, values)
         converted = [*converted_weights(graph, axes, stored, times, values, reads)]
         converted += turned_for_loops(graph, axes, crossing.caches, times, values)
         converted += written_in_groups(graph, axes, crossing.grouped, times, lives.needed, values)
         if seconds is not None and not few_images(graph, axes, crossing.images, reads):
-            plain = without_sums(graph, axes, crossing.sums, model.profile, reads, seconds)
-            vector = vector_memory(graph, times, plain, model.profile)
+            once_s, busy = estimated(graph, axes, crossing, model.profile, values, reads, seconds)
+            vector = vector_memory(graph, times, lives.needed, once_s, busy, model.profile)
         room = 0 if vector is not None else model.profile.on_chip_bytes or 0
         settled = [*back_and_forth(graph, axes, room, times, lives.needed, values)]
     looked_up = late_lookups(graph, model, gathering, tied, values, reads, outputs) if gathering else {}
@@ -213,7 +218,7 @@ def step_memory(
         beside=beside, back_and_forth=settled, late=late, halved=halved, listed=given_up,
     )  # fmt: skip
     room = model.profile.usable_bytes
-    most = max(0 if behind is None else len(behind.ops), len(gathering))
+    most = max(0 if behind is None else len(behind.ops), len(gathering), len(updated))
     if not most or most_behind is not None or found.peak_bytes <= room:
         return found
 

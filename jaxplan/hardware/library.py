@@ -39,6 +39,7 @@ _KIND_NUMBERS: dict[str, dict[str, tuple[type, float, float]]] = {
         "clock_hz": (float, 0.0, _INF),
         "tile_s": (float, 0.0, 1.0),
         "on_chip_bytes": (int, -1, _INF),
+        "vector_memory_bytes": (int, -1, _INF),
         "matmul_rows": (int, 0, _INF),
         "window_bytes": (int, 0, _INF),
         "window_efficiency": (float, 0.0, 1.0),

@@ -110,6 +110,7 @@ class Profile:
       clock_hz: turns the cycles that XLA's TPU compiler estimates into seconds; TPU only.
       tile_s: the least that an elementwise kernel takes for a tile of up to 8 x 128 elements; TPU only.
       on_chip_bytes: what a loop keeps in vector memory from one iteration to the next; TPU only.
+      vector_memory_bytes: of vector memory for buffers, see `cost.vector_memory`; TPU only.
       window_bytes, window_efficiency: what windows of a large product's result and sum fill of vector memory, and the
         share of memory's rate at which windows are read and written; TPU only.
       scoped_bytes: of vector memory for the windows of one operation; TPU only.
@@ -156,6 +157,7 @@ class Profile:
     clock_hz: float | None = None
     tile_s: float | None = None
     on_chip_bytes: int | None = None
+    vector_memory_bytes: int | None = None
     matmul_rows: int | None = None
     window_bytes: int | None = None
     window_efficiency: float | None = None
