@@ -19,7 +19,7 @@ import numpy as np
 
 from ..hardware import Profile
 from ..ir import Graph, Op
-from ..sharding import NONE, MeshAxes
+from ..sharding import NONE, UNREDUCED, MeshAxes
 from .crossing import Traffic
 from .selections import is_selection
 from .tiles import LANES, SUBLANES, Tiling, device_bytes, local_sizes
@@ -89,6 +89,9 @@ def estimated(
         for place, part in enumerate((*crossing.reads[op.index], *crossing.writes[op.index])):
             if part:
                 size += part * local_share((*op.operands, *op.results)[place], row_of(op, place))
+        for place, value in enumerate(op.results, len(op.operands)):  # a share of a sum over devices
+            if not crossing.writes[op.index][place - len(op.operands)] and UNREDUCED in values.get(value, whole):
+                size += graph.values[value].bytes * local_share(value, row_of(op, place))
         if op.primitive == "scan_slice":  # a kernel of its own takes it out of its stack
             value = op.results[0]
             size += 2 * graph.values[value].bytes * local_share(value, row_of(op, len(op.operands)))

@@ -15,11 +15,11 @@ from .vector_memory import Stay, VectorMemory
 _COMPUTED = frozenset({"activations", "residuals", "scratch"})
 """Parts that kernels write: XLA for TPU lets no all_gather or exchange write into the caller's buffers."""
 
-_GAPS, _ROOMS = 0.1, 2
-"""Beside vector memory: what gaps take at least of what is alive in main memory, up to twice what the former has room
-for. Copies between them break up the order in which buffers come and go: of 25 networks of 36 MB to 1.2 GB, compiled
-for v5e, gaps were 0 to 19 % of what was alive, 10 or less in three of four (jax 0.10.2, libtpu 0.0.42.1,
-2026-11-28)."""
+_GAPS, _ROOMS, _MANY = 0.1, 2, 50
+"""What gaps take at least of buffers that are copied out of vector memory or into it, up to twice what that has room
+for, where there are as many. The copies break up the order in which buffers come and go: of 25 networks of 36 MB to 1.2
+GB, compiled for v5e, gaps were 0 to 19 % of what was alive in main memory, 10 or less in three of four (jax 0.10.2,
+libtpu 0.0.42.1, 2026-11-28); a few buffers leave none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,9 @@ class Ledger:
 
     def profile(self, platform: str) -> MemoryProfile:
         """Gaps are those of all buffers: where vector memory has some, others come and go in main memory for it."""
-        on_chip = self._vector.kept(self._stays) if self._vector is not None else []
+        on_chip, gone = list[Stay](), list[Stay]()
+        if self._vector is not None:
+            on_chip, gone = self._vector.kept(self._stays, most_alive(self._placed))
         for one in on_chip:
             self._parts[one.part][one.start] -= one.size
             self._parts[one.part][one.stop] += one.size
@@ -96,11 +98,13 @@ class Ledger:
         total = sum(curves.values(), np.zeros(self._length, np.int64))
         peak = int(np.argmax(total))
         parts = {part: int(curve[peak]) for part, curve in curves.items() if curve[peak]}
-        chip = {(one.start, one.stop, one.size) for one in on_chip}
-        there = [one for one in self._placed if one not in chip]
         gaps = gap_bytes(self._placed, platform)
         if self._vector is not None:
-            gaps = max(gaps, int(_GAPS * min(most_alive(there), _ROOMS * self._vector.room)))
+            chip = {(one.start, one.stop, one.size) for one in on_chip}
+            gaps = min(gaps, most_alive([one for one in self._placed if one not in chip]))
+            broken_up = most_alive([(one.start, one.stop, one.size) for one in gone])
+            share = _GAPS * min(len(gone) / _MANY, 1.0) ** 2
+            gaps = max(gaps, int(share * min(broken_up, _ROOMS * self._vector.room)))
         if gaps:
             parts["gaps"] = gaps
         return MemoryProfile(peak_bytes=int(total[peak]) + gaps, peak_time=peak, parts=parts, curve=total)

@@ -73,7 +73,7 @@ def simulate_memory(
     tables: Sequence[RowUpdate] = (),
     spread: Sequence[Spread] = (),
     squares: Sequence[Squares] = (),
-    beside: Sequence[tuple[int, ...]] = (),
+    beside: Sequence[tuple[int, int, int]] = (),
     back_and_forth: Sequence[BackAndForth] = (),
     converted: Sequence[Converted] = (),
     listed: Mapping[int, int] | None = None,
@@ -88,9 +88,9 @@ def simulate_memory(
         second_stacks: loops' stacks that are there twice; fills: what is filled together; times: when each operation
         runs; see `Traffic`.
       op_scratch: bytes that operations need beside their results while they run, see `split_k` and `pooling`.
-      beside: (start, stop, bytes) of what else is copied, and its value if that may lie in vector memory;
-        back_and_forth, converted: see there; listed: values whose copies are read: from when on; late: values that are
-        made when they are read alone: since when; halved: f32 values in whose place bf16 ones are kept.
+      beside: (start, stop, bytes) of what else is copied; back_and_forth, converted: see there; listed: values whose
+        copies are read: from when on; late: values that are made when they are read alone: since when; halved: f32
+        values in whose place bf16 ones are kept.
       waited: values that wait behind a loop: until when, and the share of their bytes that they wait in.
       platform: "tpu", "gpu" or "cpu", see `device_bytes`; whole_sums: see `CostModel.whole_sums`;
         images, over, copied_images, tables, spread, squares: see `Traffic`.
@@ -178,12 +178,12 @@ def simulate_memory(
     in_rows = [*table_copies(graph, axes, tables, rows, values, reads, local, when, needed)] if rows else []
     for table in in_rows:
         ledger.add("copies", table.start, table.stop, table.size, value=table.value if table.brief else None)
-    for (value, _), copy in _image_copies(graph, axes, copied_images, reads, when, needed):
-        ledger.add("copies", *copy, value=value)
+    for copy in _image_copies(graph, axes, copied_images, reads, when, needed):
+        ledger.add("copies", *copy)
     for whole_image in spread_copies(graph, axes, spread, images or {}, values, when, needed):
         ledger.add("copies", *whole_image)
-    for start, stop, size, *copied_value in beside:
-        ledger.add("copies", start, stop, size, value=copied_value[0] if copied_value else None)
+    for other in beside:
+        ledger.add("copies", *other)
     for one in back_and_forth:
         if one.back is not None:
             ledger.add("copies", *one.back, value=one.value)
@@ -293,8 +293,8 @@ def _image_copies(
     reads: Mapping[tuple[int, int], np.ndarray],
     when: Sequence[int],
     needed: Sequence[int],
-) -> Iterable[tuple[tuple[int, bytes], tuple[int, int, int]]]:
-    """(value, layout): (first reader, after the last reader, bytes) of images in the layout of convolutions."""
+) -> Iterable[tuple[int, int, int]]:
+    """(first reader, after the last reader, bytes) of images in the layout of convolutions."""
     found: dict[tuple[int, bytes], tuple[int, int, int]] = {}
     for op, place in copied:
         value, row = graph.ops[op].operands[place], reads.get((op, place))
@@ -306,7 +306,7 @@ def _image_copies(
         if size > least:
             before = found.get((value, row.tobytes()), (when[op], needed[op], size))
             found[value, row.tobytes()] = min(before[0], when[op]), max(before[1], needed[op]), max(before[2], size)
-    return found.items()
+    return found.values()
 
 
 def _part(row: np.ndarray) -> np.ndarray:

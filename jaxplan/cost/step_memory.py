@@ -137,8 +137,7 @@ def step_memory(
         beside_products.append(slice_scratch(graph, axes, stored, crossing.producers, values, reads))
     for op, size in (item for sizes in beside_products for item in sizes.items()):
         scratch[op] = scratch.get(op, 0) + size
-    beside: list[tuple[int, ...]] = [*(moved.copies if moved else ())]
-    beside += _handed_over(graph, axes, crossing.invariants, values)
+    beside = [*(moved.copies if moved else ()), *_handed_over(graph, axes, crossing.invariants, values)]
     beside += places_of_poolings(graph, axes, times, reads, model.profile)
     beside += turned_updates(graph, axes, crossing.updates, times, values, reads)
     late: dict[int, int] = {}
@@ -185,7 +184,7 @@ def step_memory(
             beside += turned_round(graph, axes, crossing.firsts, model.profile.on_chip_bytes or 0, times, values)
         beside += prepared_indices(graph, axes, crossing.indices, times, reads)
         beside += written_operands(graph, axes, crossing.shared, model.profile, times, lives.needed, values, reads)
-        beside += [(one.start, one.stop, one.size, one.value) for one in lists]
+        beside += [(one.start, one.stop, one.size) for one in lists]
         beside += copied_for_groups(graph, axes, crossing.grouped_convolutions, times, values, reads)
         beside += copied_in_lanes(graph, axes, crossing.unaligned, times, values)
         converted = [*converted_weights(graph, axes, stored, times, values, reads)]

@@ -88,18 +88,24 @@ class VectorMemory(NamedTuple):
     uses: Mapping[int, Sequence[int]]
     outside: frozenset[int]
 
-    def kept(self, stays: Sequence[Stay]) -> list[Stay]:
-        """Those, or the pieces of those that loops stack, that have a place in vector memory all along."""
+    def kept(self, stays: Sequence[Stay], most: int) -> tuple[list[Stay], list[Stay]]:
+        """Those, or the pieces of those that loops stack, that have a place in vector memory all along, and those that
+        come and go: arguments aside.
+
+        Args:
+          most: bytes of all buffers, these and others, that are ever alive at once.
+        """
+        largest = (3 * self.room - min(max(most - self.room, 0), self.room)) // 4
         pieces = [piece for stay in stays if stay.size >= _LARGE * self.room for piece in self._pieces(stay)]
-        used, kept = np.zeros(len(self.depth), np.int64), []
+        used, kept, gone = np.zeros(len(self.depth), np.int64), list[Stay](), list[Stay]()
         copying_s = np.diff(self.elapsed_s)  # what is left for copies
         for one in sorted(pieces, key=lambda stay: (-self._worth(stay), -stay.size)):
-            if not one.given and self._fits(one, used):
+            if not one.given and one.size <= largest and self._fits(one, used):
                 used[one.start : one.stop] += one.size
                 kept.append(one)
-            else:
-                self._come_and_go(one, used, copying_s)
-        return kept
+            elif self._come_and_go(one, used, copying_s) and not one.given:
+                gone.append(one)
+        return kept, gone
 
     def _worth(self, stay: Stay) -> float:
         """What the time that a place saves, over the root of the bytes, is proportional to."""
@@ -122,12 +128,15 @@ class VectorMemory(NamedTuple):
         """Whether there is room for all of its life, and none of its waits is too long."""
         if used[stay.start : stay.stop].max(initial=0) + stay.size > self.room:
             return False
-        moments = [stay.start, *(t for read in self._reads(stay) for t in read)]
+        reads = self._reads(stay)
+        if stay.part == "activations" and any(first < last for first, last in reads):
+            return False  # what kernels make for a later loop is copied for it
+        moments = [stay.start, *(t for read in reads for t in read)]
         return all(self._may_wait(stay, a, b) for a, b in pairwise(moments))
 
-    def _come_and_go(self, stay: Stay, used: np.ndarray, copying_s: np.ndarray) -> None:
-        """Takes room for what is there until some read, and is copied in before others."""
-        there, before, since = not stay.given, stay.start, stay.start
+    def _come_and_go(self, stay: Stay, used: np.ndarray, copying_s: np.ndarray) -> bool:
+        """Takes room for what is there until some read, and is copied in before others; whether it ever is."""
+        there, before, since, ever = not stay.given, stay.start, stay.start, False
         for read in self._reads(stay):
             if not there or not self._holds(stay, since, read, used):
                 since, left_s = read[0], stay.size / self.bytes_per_s
@@ -140,7 +149,9 @@ class VectorMemory(NamedTuple):
                     copying_s[since] = -left_s
             if there:
                 used[since : read[1] + 1] += stay.size
+            ever |= there
             before, since = read[1], read[1] + 1
+        return ever
 
     def _holds(self, stay: Stay, since: int, read: tuple[int, int], used: np.ndarray) -> bool:
         """Whether it may be there from `since` until the end of a read."""
@@ -149,9 +160,9 @@ class VectorMemory(NamedTuple):
         return self._may_wait(stay, since, read[0]) and self._may_wait(stay, *read)
 
     def _may_wait(self, stay: Stay, start: int, stop: int) -> bool:
-        """Whether two moments, of one iteration of the loops around all of a life, are near enough."""
-        life = self.depth[stay.start : stay.stop]
-        around = int(life.min()) if len(life) else 0
+        """Whether two moments, of one iteration of the loops within which a life is, are near enough."""
+        life = stay.start, stay.stop
+        around = sum(loop[0] <= life[0] and life[1] <= loop[1] and loop != life for loop in self.loops)
         longest_s = _LONGEST * self.room / self.bytes_per_s
         return bool(self.elapsed_s[stop] - self.elapsed_s[start] < longest_s * _ITERATIONS**around)
 

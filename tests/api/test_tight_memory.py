@@ -15,6 +15,7 @@ import jaxplan
 import models
 from jaxplan.api import candidates
 from jaxplan.api.candidates import Pipeline
+from jaxplan.hardware import load_profile
 
 
 def _gpt_plan(memory_budget: int | None) -> jaxplan.Plan:
@@ -29,7 +30,7 @@ def _gpt_plan(memory_budget: int | None) -> jaxplan.Plan:
         state,
         module.batch_shapes(config),
         donate_argnums=0,
-        hardware="tpu-v5e",
+        hardware=dataclasses.replace(load_profile("tpu-v5e"), vector_memory_bytes=0),  # where all of it would lie
         memory_budget=memory_budget,
         options={"compare_templates": False},
     )

@@ -14,7 +14,7 @@ from jaxplan.cost import traffic
 from jaxplan.cost.estimates import estimated
 from jaxplan.hardware import load_profile
 from jaxplan.ir import trace
-from jaxplan.sharding import NONE, graph_rules
+from jaxplan.sharding import NONE, UNREDUCED, graph_rules
 
 AXES = (("d", 4),)
 
@@ -25,11 +25,11 @@ def shape(*dims: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
 
 def took(
     step: Callable[..., Any], shapes: tuple[jax.ShapeDtypeStruct, ...], primitive: str, hardware: str = "tpu-v5e",
-    seconds: float = 0.0, cut: bool = False,
+    seconds: float = 0.0, cut: bool = False, summed: bool = False,
 ) -> tuple[float, bool]:  # fmt: skip
     """Seconds of the last operation of that kind, priced at so many, and whether its arithmetic is what takes them.
 
-    `cut`: the first dimension of the first operand and of the result over four devices.
+    `cut`: the first dimension of the first operand and of the result over four devices; `summed`: they add it up.
     """
     graph = trace(step, shapes, {}).graph
     crossing = traffic(graph, graph_rules(graph), "tpu")
@@ -39,6 +39,8 @@ def took(
     reads = {(one.index, place): whole for one in graph.ops for place in range(len(one.operands))}
     if cut:
         reads[op.index, 0] = part
+    if summed:
+        values |= dict.fromkeys(op.results, np.array([UNREDUCED], np.int8))
     priced = {one.index: seconds for one in graph.ops}
     found, busy = estimated(graph, AXES, crossing, load_profile(hardware), values, reads, priced)
     return found[op.index], op.index in busy
@@ -64,6 +66,14 @@ def test_a_device_takes_its_piece() -> None:
     large = shape(4096, 4096), shape(4096, 4096)
     whole, _ = took(product, large, "dot_general")
     assert took(product, large, "dot_general", cut=True)[0] == pytest.approx(whole / 4)
+
+
+def test_shares_of_sums_over_devices_are_written() -> None:
+    """What a kernel makes of the product at once is no traffic of the product; each device's share is."""
+    sides = shape(4096, 128), shape(128, 4096)
+    assert took(lambda a, b: jnp.tanh(a @ b), sides, "dot_general")[0] < 1e-4
+    share, _ = took(lambda a, b: jnp.tanh(a @ b), sides, "dot_general", summed=True)
+    assert share == pytest.approx((2 * 2 * 4096 * 128 + 2 * 4096**2) / (8.19e11 * 0.804), rel=0.01)
 
 
 def test_what_is_scattered_by_itself_pads_its_tiles() -> None:

@@ -176,7 +176,7 @@ def test_f32_weights_are_gathered_as_compiled_for_tpu(
     step: Any, weights: Any, tpu_topology: Callable[[str], Any]
 ) -> None:
     """Under FSDP as many bytes are sent as are compiled, and memory is not short."""
-    x = f32(8192, 1024)
+    x = f32(32768, 1024)  # more than vector memory has room for
     mesh = Mesh(np.array(tpu_topology("v5e:2x4").devices), ("data",))
     options: dict[str, Any] = {"search": "fsdp", "compare_templates": False}
     sharded = jaxplan.auto_shard(step, mesh, donate_argnums=(0,), hardware="tpu-v5e", options=options)

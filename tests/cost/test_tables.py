@@ -46,7 +46,7 @@ def test_a_table_is_updated_in_rows_unless_they_pad_a_lot_and_moments_are_many(
     }
     planned = jaxplan.auto_shard(step, AbstractMesh((1,), ("data",)), hardware="tpu-v5e", donate_argnums=(0,))
     peak = planned.plan({"table": table, "moments": [table] * moments}, batch).cost.peak_bytes
-    assert 0 <= peak / compiled - 1 < 0.005
+    assert -1e-4 <= peak / compiled - 1 < 0.005
 
 
 @pytest.mark.parametrize(("nodes", "compiled", "most"), [(2**21, 956_341_760, 0.02), (2**18, 2_499_910_144, 0.07)])
@@ -88,8 +88,7 @@ def test_which_of_several_tables_is_updated_last_is_not_known() -> None:
         planned = jaxplan.auto_shard(both, mesh, hardware="tpu-v5e", donate_argnums=(0,))
         copies.append(planned.plan(state, batch).cost.peak_parts["copies"])
     large, small = (2 * rows * 128 * 4 for rows in (400_000, 100_000))
-    added, indices = 8192 * 128 * 4, 8192 * 4  # the batch's rows, in rows, and what scatters read of their indices
-    added += 2 * indices
+    added = 2 * 8192 * 4  # what scatters read of their indices; the batch's rows lie in vector memory
     assert copies == [large + small + added, large + small // 2 + added]  # a moment is copied for its own update
 
 

@@ -11,11 +11,13 @@ import pytest
 
 import jaxplan
 from jaxplan.cost import CostModel, step_memory, traffic
+from jaxplan.cost.ledger import Ledger
 from jaxplan.cost.vector_memory import Stay, VectorMemory, vector_memory
-from jaxplan.hardware import load_profile
+from jaxplan.hardware import compile_for, load_profile
 from jaxplan.ir import Graph, trace
 from jaxplan.lowering import compiled_memory
 from jaxplan.sharding import graph_rules
+from models import Case, dlrm, gpt, llama
 
 MIB = 2**20
 
@@ -37,58 +39,60 @@ def chip(
 
 def test_short_lives_that_fit_are_kept() -> None:
     both = [Stay("activations", 0, 2, 60), Stay("copies", 2, 4, 70)]
-    assert sorted(chip([0.2] * 4).kept(both)) == sorted(both)
+    assert sorted(chip([0.2] * 4).kept(both, 0)[0]) == sorted(both)
 
 
 def test_what_waits_long_for_its_next_read_is_copied_out() -> None:
     near, far = Stay("activations", 0, 12, 10, value=1), Stay("activations", 0, 12, 10, value=2)
-    assert chip([0.2] * 12, {1: [3, 7, 11], 2: [3, 11]}).kept([far, near]) == [near]
+    assert chip([0.2] * 12, {1: [3, 7, 11], 2: [3, 11]}).kept([far, near], 0)[0] == [near]
 
 
 def test_those_first_that_save_most_for_the_root_of_their_bytes() -> None:
-    large, small = Stay("activations", 1, 4, 80, value=1), Stay("activations", 0, 4, 30, value=2)
-    assert chip([0.1] * 4, {1: [3], 2: [3]}).kept([small, large]) == [large]
-    assert chip([0.1] * 4, {1: [3], 2: [1, 2, 3]}).kept([small, large]) == [small]
+    large, small = Stay("activations", 1, 4, 70, value=1), Stay("activations", 0, 4, 40, value=2)
+    assert chip([0.1] * 4, {1: [3], 2: [3]}).kept([small, large], 0)[0] == [large]
+    assert chip([0.1] * 4, {1: [3], 2: [1, 2, 3]}).kept([small, large], 0)[0] == [small]
 
 
 def test_kernels_that_compute_longer_than_they_read_are_saved_nothing() -> None:
-    large, small = Stay("activations", 1, 4, 80, value=1), Stay("activations", 0, 4, 30, value=2)
-    assert chip([0.1] * 4, {1: [3], 2: [2]}, busy=(1, 3)).kept([large, small]) == [small]
+    large, small = Stay("activations", 1, 4, 70, value=1), Stay("activations", 0, 4, 40, value=2)
+    assert chip([0.1] * 4, {1: [3], 2: [2]}, busy=(1, 3)).kept([large, small], 0)[0] == [small]
 
 
 def test_what_is_copied_out_has_room_until_it_is_and_before_it_is_read() -> None:
     gone = Stay("activations", 0, 12, 90, value=1)
     memory = chip([0.2] * 12, {1: [1, 2, 11]})
     during, between, before = (Stay("activations", t, t + 1, 20) for t in (2, 5, 10))
-    assert memory.kept([gone, during, between, before]) == [between]
+    assert memory.kept([gone, during, between, before], 0) == ([between], [gone])
 
 
 def test_arguments_that_are_about_to_be_read_take_room() -> None:
     argument, other = Stay("parameter", 0, 4, 90, value=1, given=True), Stay("activations", 2, 4, 30)
-    assert chip([0.2] * 4, {1: [2, 3]}).kept([argument, other]) == []
-    assert chip([0.2] * 4, {1: [1]}).kept([argument, other]) == [other]
+    assert chip([0.2] * 4, {1: [2, 3]}).kept([argument, other], 0) == ([], [])
+    assert chip([0.2] * 4, {1: [1]}).kept([argument, other], 0) == ([other], [])
 
 
 def test_a_wait_in_a_loop_is_that_of_one_iteration() -> None:
     inside = Stay("activations", 1, 3, 10)
     seconds = [0.0, 0.6, 0.6, 0.0]
-    assert chip(seconds, loops=((1, 3),)).kept([inside]) == [inside]
-    assert not chip([5 * s for s in seconds]).kept([inside])
+    assert chip(seconds, loops=((0, 4),)).kept([inside], 0)[0] == [inside]
+    assert not chip([5 * s for s in seconds]).kept([inside], 0)[0]
 
 
 def test_what_a_loop_reads_has_its_place_for_all_of_its_iterations() -> None:
-    outside = Stay("activations", 0, 3, 10, value=1)
-    assert chip([0.1, 0.15, 0.15, 0.1], {1: [1]}, ((1, 3),)).kept([outside]) == [outside]
-    assert not chip([0.1, 0.25, 0.25, 0.1], {1: [1]}, ((1, 3),)).kept([outside])
+    outside = Stay("copies", 0, 3, 10, value=1)
+    assert chip([0.1, 0.15, 0.15, 0.1], {1: [1]}, ((1, 3),)).kept([outside], 0)[0] == [outside]
+    assert not chip([0.1, 0.25, 0.25, 0.1], {1: [1]}, ((1, 3),)).kept([outside], 0)[0]
+    made = outside._replace(part="activations")
+    assert not chip([0.1, 0.15, 0.15, 0.1], {1: [1]}, ((1, 3),)).kept([made], 0)[0]
 
 
 def test_what_loops_stack_has_a_place_between_two_loops() -> None:
     stack = Stay("residuals", 0, 5, 10)
-    memory = chip([0.3, 0.3, 0.3, 0.3, 0.3], loops=((0, 2), (3, 5)))
-    assert sorted((one.start, one.stop) for one in memory.kept([stack])) == [(0, 2), (2, 3), (3, 5)]
-    longer = chip([1.5, 1.5, 0.3, 0.3, 0.3], loops=((0, 2), (3, 5)))
-    assert sorted(one.start for one in longer.kept([stack])) == [2, 3]
-    assert not memory.kept([stack._replace(part="activations")])
+    memory = chip([0.06, 0.06, 0.3, 0.06, 0.06], loops=((0, 2), (3, 5)))
+    assert sorted((one.start, one.stop) for one in memory.kept([stack], 0)[0]) == [(0, 2), (2, 3), (3, 5)]
+    longer = chip([0.3, 0.3, 0.3, 0.06, 0.06], loops=((0, 2), (3, 5)))
+    assert sorted(one.start for one in longer.kept([stack], 0)[0]) == [2, 3]
+    assert not memory.kept([stack._replace(part="activations")], 0)[0]
 
 
 def graph_of(f: Any, *shapes: tuple[int, ...]) -> Graph:
@@ -175,3 +179,57 @@ def test_a_small_step_is_compiled_to_what_is_planned(tpu_topology: Any) -> None:
     found = compiled_memory(planned.lower(*shapes).compile())
     compiled = found.argument_bytes + found.output_bytes - found.alias_bytes + found.temp_bytes
     assert promised == pytest.approx(compiled, rel=0.2)
+
+
+def test_large_buffers_are_not_kept_where_others_contend_for_the_room() -> None:
+    one, other = Stay("activations", 0, 2, 60), Stay("activations", 2, 4, 50)
+    memory = chip([0.1] * 4)
+    assert sorted(memory.kept([one, other], 100)[0]) == [one, other]
+    assert memory.kept([one, other], 200)[0] == [other]
+
+
+def test_copies_break_up_the_order_of_many_buffers() -> None:
+    """A tenth of what is copied out of the chip's hundred bytes, up to twice them; of a few buffers less."""
+
+    def gaps(count: int, room: int) -> int:
+        """Of buffers that are read at once, and again after too long a time."""
+        seconds = [0.01] * (count + 2) + [2.0] * 2
+        memory = chip(seconds, {value: [value + 1, count + 3] for value in range(count)})
+        ledger = Ledger(count + 4, memory._replace(room=room, bytes_per_s=8.0 * room))
+        for value in range(count):
+            ledger.add("activations", value, count + 4, 40, value=value)
+        return ledger.profile("tpu").parts.get("gaps", 0)
+
+    assert gaps(100, 100) == 20
+    assert gaps(25, 100) == 5
+    assert gaps(25, 30) == 0  # none is ever there
+
+
+@pytest.mark.aot_tpu
+@pytest.mark.parametrize(
+    ("case", "least", "most"),
+    [
+        pytest.param("gpt", 0.95, 1.15, id="four layers in f32", marks=pytest.mark.aot_broad),
+        pytest.param("llama", 0.93, 1.15, id="four layers in f32, a head of 16000 words", marks=pytest.mark.aot_broad),
+        pytest.param("dlrm", 0.95, 1.1, id="tables of rows"),
+    ],
+)
+def test_networks_are_compiled_to_what_is_planned(case: str, least: float, most: float) -> None:
+    """120, 225 and 612 MB on eight v5e; by size and half of the room they were 41 % over, 2 % over, exact."""
+    config: Any = {
+        "gpt": gpt.Config(
+            n_layers=4, dim=512, n_heads=8, seq_len=256, batch_size=32, vocab_size=8192, dtype="float32"
+        ),
+        "llama": llama.Config(
+            n_layers=4, dim=768, n_heads=12, n_kv_heads=4, hidden_dim=2048, vocab_size=16000, seq_len=256,
+            batch_size=16, dtype="float32",
+        ),
+        "dlrm": dlrm.CONFIGS["criteo-kaggle"],
+    }[case]  # fmt: skip
+    model: Any = {"gpt": gpt, "llama": llama, "dlrm": dlrm}[case]
+    step = Case(name=case, model=model, config=config, what=case)
+    mesh = jaxplan.target("tpu-v5e:2x4").mesh(data=4, model=2)
+    sharded = jaxplan.auto_shard(step.step(), mesh, donate_argnums=0, hardware="tpu-v5e")
+    predicted = sharded.plan(*step.shapes()).cost.peak_bytes
+    compiled = compiled_memory(compile_for(sharded.lower(*step.shapes()), mesh)).peak_bytes
+    assert least * compiled < predicted < most * compiled
