@@ -106,7 +106,7 @@ class _Writer:
         self.held_back: dict[int, Op] = {}
         self.open = -1
         self.fence = 0
-        self.alive = 0  # bytes, at the operation that is written
+        self.alive = self.unseen = 0  # bytes, at the operation that is written; the most since one was last computed
         self.at: dict[int, _Sent] = defaultdict(_Sent)
         self.entering: dict[Loop, list[Collective]] = defaultdict(list)
         self.leaving: dict[Loop, list[Collective]] = defaultdict(list)
@@ -149,6 +149,7 @@ class _Writer:
         for op in (*self.graph.ops, None):
             position = len(self.graph.ops) if op is None else op.index
             self.alive = self.alive if op is None else int(self.alive_bytes[position])
+            self.unseen = max(self.unseen, self.alive)
             for loop in leaves[position]:
                 self._bring_all(v for v, op in self.held_back.items() if op.index >= loop.start)
                 self._barrier(f"end of {loop.kind}", loop)
@@ -156,6 +157,8 @@ class _Writer:
                     self._send(item, loop.source, frozenset())
             if op is None:
                 self._bring_all(self.held_back)
+                for last in self.computations[-1:]:
+                    self.drafts[last].bytes = max(self.drafts[last].bytes, self.unseen)
                 break
             for loop in enters[position]:
                 for item in self.entering[loop]:
@@ -318,7 +321,7 @@ class _Writer:
         draft.seconds_s += seconds_s
         if self.model is not None:
             draft.kernels += min(seconds_s / op.trips / self.model.profile.op_overhead_s, 1.0)
-        draft.bytes = max(draft.bytes, int(self.alive_bytes[op.index]))
+        draft.bytes, self.unseen = max(draft.bytes, self.unseen, int(self.alive_bytes[op.index])), 0
         if seconds_s > draft.dearest_s:
             draft.name, draft.where, draft.trips, draft.dearest_s = (
                 op.primitive,
