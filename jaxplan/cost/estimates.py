@@ -21,6 +21,7 @@ from ..hardware import Profile
 from ..ir import Graph, Op
 from ..sharding import NONE, UNREDUCED, MeshAxes
 from .crossing import Traffic
+from .held_back import PRODUCTS
 from .selections import is_selection
 from .tiles import LANES, SUBLANES, Tiling, device_bytes, local_sizes
 
@@ -98,10 +99,11 @@ def estimated(
             size += 2 * graph.values[value].bytes * local_share(value, row_of(op, len(op.operands)))
         traffic_s = size / (profile.hbm_bytes_per_s * profile.hbm_efficiency)
         priced_s = seconds.get(op.index, 0.0) / max(op.trips, 1)
-        product = op.primitive in ("dot_general", "conv_general_dilated")
-        if product:
+        if op.primitive in PRODUCTS:
             work_s = arithmetic_s(op)
             found[op.index] = max(traffic_s, priced_s if work_s is None else work_s)
+            if found[op.index] > traffic_s:
+                busy.add(op.index)
         elif _scatters_elements(graph, op):
             scattered = sizes(op, 2)
             tiles = [1] * len(scattered) if len(scattered) < 2 else [1] * (len(scattered) - 2) + [SUBLANES, LANES]
@@ -112,8 +114,6 @@ def estimated(
             found[op.index] = max(traffic_s, priced_s, float(_GATHERED_S * rows))
         else:
             found[op.index] = traffic_s if crossing.kernels[op.index] is not None else max(traffic_s, priced_s)
-        if product and found[op.index] > traffic_s:
-            busy.add(op.index)
     return found, frozenset(busy)
 
 

@@ -70,13 +70,11 @@ class Ledger:
             delta = self._parts[part]
             delta[start] += size
             delta[stop] -= size
-            if given and value is not None and self._vector is not None and value not in self._vector.outside:
-                self._stays.append(Stay(part, start, stop, size, value, given=True))
             if not given:
                 self._placed.append((start, stop, size))
                 self._part_of.append(part)
-                if self._vector is not None and value is not None and value not in self._vector.outside:
-                    self._stays.append(Stay(part, start, stop, size, value))
+            if self._vector is not None and value is not None and value not in self._vector.outside:
+                self._stays.append(Stay(part, start, stop, size, value, given))
 
     def copy_out(self, stop: int, size: int, value: int) -> None:
         """A donated argument is copied before anything else; the copy is there until `stop`, its place others'."""
@@ -92,15 +90,15 @@ class Ledger:
         for one in on_chip:
             self._parts[one.part][one.start] -= one.size
             self._parts[one.part][one.stop] += one.size
+        chip = {(one.start, one.stop, one.size) for one in on_chip}
         if self._copied_out and PLACES_ARE_LENT:
-            self._lend({(one.start, one.stop, one.size) for one in on_chip})
+            self._lend(chip)
         curves = {part: np.cumsum(delta[:-1]) for part, delta in sorted(self._parts.items())}
         total = sum(curves.values(), np.zeros(self._length, np.int64))
         peak = int(np.argmax(total))
         parts = {part: int(curve[peak]) for part, curve in curves.items() if curve[peak]}
         gaps = gap_bytes(self._placed, platform)
         if self._vector is not None:
-            chip = {(one.start, one.stop, one.size) for one in on_chip}
             gaps = min(gaps, most_alive([one for one in self._placed if one not in chip]))
             broken_up = most_alive([(one.start, one.stop, one.size) for one in gone])
             share = _GAPS * min(len(gone) / _MANY, 1.0) ** 2

@@ -300,7 +300,7 @@ def _image_copies(
         value, row = graph.ops[op].operands[place], reads.get((op, place))
         if row is None:
             continue
-        tensor = graph.taken(value, [(op, place)]) or graph.values[value]
+        tensor = graph.taken(value, [(op, place)])
         least = int(device_bytes(tensor, row[None, :], axes, "tpu")[0])
         size = int(device_bytes(tensor, row[None, :], axes, "tpu", lanes_read(graph.ops[op], place))[0])
         if size > least:

@@ -119,9 +119,10 @@ def step_memory(
         if model.profile.gathers_in_products and seconds is not None:
             late_gradients = beside_gathers(graph, model, stored, values, reads, outputs, seconds)
             gathering = dict(itertools.islice(late_gradients.items(), most_behind))
-            times = run_later(behind_loops(graph), times, gathering)
         with_last = itertools.islice(with_updates(graph, axes, values).items(), most_behind)
-        times = run_later(behind_loops(graph), times, updated := dict(with_last))
+        updated = dict(with_last)
+        if run_late := {**gathering, **updated}:
+            times = run_later(behind_loops(graph), times, run_late)
     moved = moved_pixels(graph, axes, crossing.images, stored, times, reads, crossing.spread)
     lives = crossing.lives if times is crossing.times else None
     if moved:

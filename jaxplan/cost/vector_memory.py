@@ -75,7 +75,7 @@ class VectorMemory(NamedTuple):
     Attributes:
       room: of buffers in vector memory, in bytes.
       bytes_per_s: of copies to and from it.
-      elapsed_s: `float64[n + 1]`, seconds of kernels until every moment; depth: `int64[n]`, loops around it.
+      elapsed_s: `float64[n + 1]`, seconds of kernels until every moment.
       weight: `float64[n]`, of the time that a kernel waits for memory; 0 where its arithmetic takes longer.
       loops: when each begins and ends, outer ones first.
       uses: of every value when it is read.
@@ -85,7 +85,6 @@ class VectorMemory(NamedTuple):
     room: int
     bytes_per_s: float
     elapsed_s: np.ndarray
-    depth: np.ndarray
     weight: np.ndarray
     loops: tuple[tuple[int, int], ...]
     uses: Mapping[int, Sequence[int]]
@@ -100,7 +99,7 @@ class VectorMemory(NamedTuple):
         """
         largest = (3 * self.room - min(max(most - self.room, 0), self.room)) // 4
         pieces = [piece for stay in stays if stay.size >= _LARGE * self.room for piece in self._pieces(stay)]
-        used, kept, gone = np.zeros(len(self.depth), np.int64), list[Stay](), list[Stay]()
+        used, kept, gone = np.zeros(len(self.weight), np.int64), list[Stay](), list[Stay]()
         copying_s = np.diff(self.elapsed_s)  # what is left for copies
         for one in sorted(pieces, key=lambda stay: (-self._worth(stay), -stay.size)):
             if not one.given and one.size <= largest and self._fits(one, used):
@@ -214,7 +213,6 @@ def vector_memory(
         room=room,
         bytes_per_s=profile.hbm_bytes_per_s * profile.hbm_efficiency,
         elapsed_s=np.concatenate(([0.0], np.cumsum(took_s))),
-        depth=depth,
         weight=weight * float(_ITERATIONS) ** depth,
         loops=tuple(loops),
         uses={value: sorted(moments) for value, moments in uses.items()},

@@ -32,7 +32,7 @@ def chip(
     depth = np.array([sum(a <= t < b for a, b in loops) for t in range(len(seconds))])
     return VectorMemory(
         room=100, bytes_per_s=800.0, elapsed_s=np.concatenate(([0.0], np.cumsum(seconds * 5.0**depth))),
-        depth=depth, weight=np.where(np.isin(range(len(seconds)), busy), 0.0, 5.0**depth), loops=loops,
+        weight=np.where(np.isin(range(len(seconds)), busy), 0.0, 5.0**depth), loops=loops,
         uses=uses or {}, outside=frozenset(),
     )  # fmt: skip
 
