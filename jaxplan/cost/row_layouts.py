@@ -12,8 +12,14 @@ of one or two nodes of an edge, and of what else is known of it, all added up by
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
 from ..ir import Graph, Op
-from ..sharding import ELEMENTWISE
+from ..sharding import ELEMENTWISE, MeshAxes, pieces
+from .tiles import lies_in_rows, local_sizes, padding
 
 
 def stays_in_rows(graph: Graph) -> frozenset[int]:
@@ -52,3 +58,21 @@ def stays_in_rows(graph: Graph) -> frozenset[int]:
 
 def _adds(op: Op, position: int) -> bool:
     return op.primitive.startswith("scatter") and position == 2
+
+
+def cut_to_columns(
+    graph: Graph, axes: MeshAxes, gradient: int, updated: Iterable[tuple[int, int]], values: Mapping[int, np.ndarray]
+) -> dict[int, int]:
+    """By argument the bytes in rows of what is updated a column a device with a gradient of wider rows: it takes its
+    column out of them, and a row of one stays in tiles of 128 (a table of 16 columns over 16 v6e: 51 MB for 0.4)."""
+    made = values.get(gradient)
+    if made is None or not lies_in_rows(graph.values[gradient], made, axes):
+        return {}
+    found, wide = {}, local_sizes(graph.values[gradient].shape, made[None], axes)[0, -1] > 1
+    for argument, value in updated if wide else ():
+        if (row := values.get(value)) is not None:
+            tensor, sizes = graph.values[argument], local_sizes(graph.values[argument].shape, row[None], axes)
+            if sizes[0, -1] == 1:
+                whole = np.ceil(tensor.bytes / pieces(row[None], axes))[0]
+                found[argument] = math.ceil(whole * padding(sizes, tensor.item_bytes)[0, -1, -2])
+    return found

@@ -192,8 +192,8 @@ def step_memory(
         converted += turned_for_loops(graph, axes, crossing.caches, times, values)
         converted += written_in_groups(graph, axes, crossing.grouped, times, lives.needed, values)
         if seconds is not None and not few_images(graph, axes, crossing.images, reads):
-            once_s, busy = estimated(graph, axes, crossing, model.profile, values, reads, seconds)
-            vector = vector_memory(graph, times, lives.needed, once_s, busy, model.profile)
+            once = estimated(graph, axes, crossing, model.profile, values, reads, seconds, times)
+            vector = vector_memory(graph, times, lives.needed, once, model.profile, crossing.kernels, stored)
         room = 0 if vector is not None else model.profile.on_chip_bytes or 0
         settled = [*back_and_forth(graph, axes, room, times, lives.needed, values)]
     looked_up = late_lookups(graph, model, gathering, tied, values, reads, outputs) if gathering else {}

@@ -26,7 +26,7 @@ import numpy as np
 
 from ..ir import Graph, Op, Value, settled_values
 from ..sharding import ELEMENTWISE, MeshAxes, Rule, pieces
-from .row_layouts import stays_in_rows
+from .row_layouts import cut_to_columns, stays_in_rows
 from .tiles import RowsOf, Tiling, device_bytes, lies_in_rows, local_sizes
 
 _PADDED, _FEW = 1.5, 2
@@ -131,10 +131,12 @@ def table_copies(
     for update in updates:
         known = [(a, v) for a, v in update.updated if a in values and v in values]
         yield from _in_their_shape(graph, axes, update.gradient, known, values, local, when, producers)
-        pairs = [(a, v) for a, v in known if in_rows(a, values[v])]
+        of_whole = cut_to_columns(graph, axes, update.gradient, update.updated, values)
+        padded = {a: of_whole.get(a) or in_rows(a, values[v]) for a, v in known}
+        pairs = [(a, v) for a, v in known if padded[a]]
         if not pairs:
             continue
-        wasted = in_rows(pairs[0][0], values[pairs[0][1]]) / local(pairs[0][0], values[pairs[0][1]])
+        wasted = padded[pairs[0][0]] / local(pairs[0][0], values[pairs[0][1]])
         if wasted > _PADDED and len(pairs) > _FEW:
             row, at = values[pairs[0][1]], when[producers[pairs[0][1]]]
             yield TableCopy(update.gradient, at, at + 1, local(pairs[0][0], row))
@@ -142,7 +144,7 @@ def table_copies(
         for argument, value in pairs:
             row, at = values[value], when[producers[value]]
             first = min((copy.start for copy in copies.values() if copy.value == argument), default=at)
-            kept = copies.pop((argument, row.tobytes()), TableCopy(argument, first, at + 1, in_rows(argument, row)))
+            kept = copies.pop((argument, row.tobytes()), TableCopy(argument, first, at + 1, padded[argument]))
             yield kept._replace(start=min(kept.start, first), stop=max(kept.stop, last + 1))
     yield from copies.values()
 

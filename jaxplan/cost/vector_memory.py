@@ -5,19 +5,24 @@ every decision of it with `TPU_VMODULE=algorithm=3`): those first that save the 
 the time being what the kernels that write and read them wait for memory. A buffer stays from one access to the next if
 there is room for it and they are no further apart than copying the whole of vector memory takes `_LONGEST` times
 (prefetch_interval_picker.h, "max overlap to mem size async copy ratio"). One that can't stay until its last read is in
-main memory from the beginning: it takes room until the read that it can stay for, and from a copy's length before later
-ones. Arguments are in main memory anyhow, and take room before they are read. Kernels take what `estimates` says,
-communication takes no time, and loops run `_ITERATIONS` times, whatever their number of iterations; what a loop reads
-and doesn't make has its place for all of them. Both numbers are options as libtpu 0.0.42.1 writes them out,
+main memory from the beginning until it is back for good: it takes room until the read that it can stay for, and from a
+copy's length before later ones. Arguments are in main memory anyhow, and take room before they are read. Kernels take
+what `estimates` says, and loops run `_ITERATIONS` times, whatever their number of iterations; what a loop reads and
+doesn't make has its place for all of them. Both numbers are options as libtpu 0.0.42.1 writes them out,
 `xla_msa_max_overlap_to_mem_size_async_copy_ratio` and `xla_tpu_memory_space_assignment_while_execution_count`. What
-loops stack is given a place for the time before, in, between and behind them, each by itself.
+loops stack is given a place for the time before, in, between and behind them, each by itself. A place is a piece of
+addresses, the smallest that is free and large enough.
 
-XLA's places are pieces of addresses: buffers of more than three quarters of the room, half of it where twice as much is
-alive, are taken to find none. What kernels make for a later loop is copied for it, and left in main memory, too.
+Where a device is two cores with a vector memory each (v5p), what products, copies, collectives and lookups make is in
+main memory, until it has been copied for a read and where it then stays; fused loops alone write into vector memory.
+What loops stack is in main memory there: an iteration reads too little of it to be worth a copy.
+
+What kernels make for a later loop is copied for it, and left in main memory, too.
 
 Of 26 networks of 12 MB to 1.2 GB on eight v5e (our plan, jax 0.10.2, 2026-11-28) a GPT of 54 MB has everything there
 but four buffers, a Llama in bf16 two of its four layers' scores beside its logits, a mixture of experts next to
-nothing, for its scatters are taken to last longer than the longest wait.
+nothing, for its scatters are taken to last longer than the longest wait. A DLRM's tables have the compiler's places in
+its order, by the same worth to within 3 %.
 
 Left out is what sorts, branches and products of ragged groups read and write, which lies in main memory (29 primitives
 compiled by themselves for v5e), and all of a step with Fourier transforms or decompositions, or where a device has few
@@ -27,7 +32,7 @@ images: of these XLA makes more than the model knows.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -35,6 +40,8 @@ import numpy as np
 
 from ..hardware import Profile
 from ..ir import Graph
+from .estimates import Estimates
+from .vector_kernels import VectorKernel
 
 _LONGEST, _ITERATIONS = 8, 5
 
@@ -46,10 +53,6 @@ _EXPANDED = (
     "triangular_solve", "tridiagonal", "tridiagonal_solve",
 )  # fmt: skip
 """Primitives of which XLA makes loops with buffers that the model doesn't know, in main memory: all is left there."""
-
-_SCATTER = 16.0
-"""How much longer than other kernels scatters are taken to wait for memory: for 81 MB of a DLRM's tables 1.4 ms, not
-0.1."""
 
 _LARGE = 1e-4
 """Buffers under this share of vector memory are left where they are."""
@@ -69,6 +72,31 @@ class Stay(NamedTuple):
     given: bool = False
 
 
+class Places:
+    """Pieces of addresses that buffers have taken, each for a time."""
+
+    def __init__(self, room: int, count: int) -> None:
+        self._room, self._count = room, 0
+        self._taken = np.zeros((4, max(2 * count, 64)), np.int64)  # from when, until when, first byte, last byte + 1
+
+    def take(self, start: int, stop: int, size: int) -> bool:
+        """Takes the smallest free piece that is large enough; whether there is one."""
+        taken = self._taken[:, : self._count]
+        beside = taken[2:, (taken[0] < stop) & (taken[1] > start)]
+        beside = beside[:, np.argsort(beside[0], kind="stable")]
+        begins = np.concatenate(([0], np.maximum.accumulate(beside[1])))
+        free = np.concatenate((beside[0], [self._room])) - begins
+        fitting = np.flatnonzero(free >= size)
+        if not len(fitting):
+            return False
+        first = int(begins[fitting[np.argmin(free[fitting])]])
+        if self._count == self._taken.shape[1]:
+            self._taken = np.concatenate((self._taken, np.zeros_like(self._taken)), axis=1)
+        self._taken[:, self._count] = start, stop, first, first + size
+        self._count += 1
+        return True
+
+
 class VectorMemory(NamedTuple):
     """What decides where a buffer lies.
 
@@ -77,44 +105,55 @@ class VectorMemory(NamedTuple):
       bytes_per_s: of copies to and from it.
       elapsed_s: `float64[n + 1]`, seconds of kernels until every moment.
       weight: `float64[n]`, of the time that a kernel waits for memory; 0 where its arithmetic takes longer.
+      saved_s: by value and moment, what a kernel waits less if that lies there, where that isn't all of its bytes.
       loops: when each begins and ends, outer ones first.
       uses: of every value when it is read.
       outside: values that lie in main memory.
+      written: values that their kernels may write there; None for all.
     """
 
     room: int
     bytes_per_s: float
     elapsed_s: np.ndarray
     weight: np.ndarray
+    saved_s: Mapping[tuple[int, int], float]
     loops: tuple[tuple[int, int], ...]
     uses: Mapping[int, Sequence[int]]
     outside: frozenset[int]
+    written: frozenset[int] | None
 
-    def kept(self, stays: Sequence[Stay], most: int) -> tuple[list[Stay], list[Stay]]:
+    def kept(self, stays: Sequence[Stay]) -> tuple[list[Stay], list[Stay]]:
         """Those, or the pieces of those that loops stack, that have a place in vector memory all along, and those that
         come and go: arguments aside.
-
-        Args:
-          most: bytes of all buffers, these and others, that are ever alive at once.
         """
-        largest = (3 * self.room - min(max(most - self.room, 0), self.room)) // 4
         pieces = [piece for stay in stays if stay.size >= _LARGE * self.room for piece in self._pieces(stay)]
-        used, kept, gone = np.zeros(len(self.weight), np.int64), list[Stay](), list[Stay]()
+        places, kept, gone = Places(self.room, len(pieces)), list[Stay](), list[Stay]()
         copying_s = np.diff(self.elapsed_s)  # what is left for copies
         for one in sorted(pieces, key=lambda stay: (-self._worth(stay), -stay.size)):
-            if not one.given and one.size <= largest and self._fits(one, used):
-                used[one.start : one.stop] += one.size
+            if self._begins_there(one) and self._fits(one) and places.take(one.start, one.stop, one.size):
                 kept.append(one)
-            elif self._come_and_go(one, used, copying_s) and not one.given:
+                continue
+            ever, back = self._come_and_go(one, places, copying_s)
+            if ever and not one.given:
                 gone.append(one)
+                if back is not None:
+                    kept.append(one._replace(start=back))
         return kept, gone
 
+    def _begins_there(self, stay: Stay) -> bool:
+        """Whether what makes it may write it there."""
+        return not stay.given and (self.written is None or (stay.part == "activations" and stay.value in self.written))
+
     def _worth(self, stay: Stay) -> float:
-        """What the time that a place saves, over the root of the bytes, is proportional to."""
-        moments = [t for t in self.uses.get(stay.value, ()) if stay.start <= t < stay.stop]
+        """The time that a place saves over the root of the bytes."""
+        moments = {t for t in self.uses.get(stay.value, ()) if stay.start <= t < stay.stop}
         if not stay.given:
-            moments.append(stay.start)
-        return math.sqrt(stay.size) * sum(self.weight[t] for t in moments)
+            moments.add(stay.start)
+        copied_s = stay.size / self.bytes_per_s
+        waited_s = sum(self.saved_s.get((stay.value, t), copied_s * self.weight[t]) for t in moments)
+        if not stay.given and (stay.value, stay.start) in self.saved_s:  # zeros before what is added up, and its reader
+            waited_s += 2 * copied_s
+        return float(waited_s / math.sqrt(stay.size))
 
     def _reads(self, stay: Stay) -> list[tuple[int, int]]:
         """First and last moment of each read; a loop that begins later reads for all of its iterations."""
@@ -126,42 +165,46 @@ class VectorMemory(NamedTuple):
         end = max(stay.stop - 1, stay.start)
         return sorted(reads) or [(end, end)]
 
-    def _fits(self, stay: Stay, used: np.ndarray) -> bool:
-        """Whether there is room for all of its life, and none of its waits is too long."""
-        if used[stay.start : stay.stop].max(initial=0) + stay.size > self.room:
-            return False
+    def _fits(self, stay: Stay) -> bool:
+        """Whether none of its waits is too long."""
         reads = self._reads(stay)
         if stay.part == "activations" and any(first < last for first, last in reads):
             return False
-        moments = [stay.start, *(t for read in reads for t in read)]
-        return all(self._may_wait(stay, a, b) for a, b in pairwise(moments))
+        if not self.uses.get(stay.value):
+            return self._may_stay(stay, stay.start, reads[-1][1])
+        ends = [stay.start, *(last for _, last in reads)]
+        waits = zip(ends, reads, strict=False)
+        return all(self._may_wait(stay, end, read[0]) and self._may_stay(stay, *read) for end, read in waits)
 
-    def _come_and_go(self, stay: Stay, used: np.ndarray, copying_s: np.ndarray) -> bool:
-        """Takes room for what is there until some read, and is copied in before others; whether it ever is."""
-        there, before, since, ever = not stay.given, stay.start, stay.start, False
+    def _come_and_go(self, stay: Stay, places: Places, copying_s: np.ndarray) -> tuple[bool, int | None]:
+        """Takes room for what is there until some read, and is copied in before others; whether it ever is, and since
+        when for good."""
+        there, before, since, ever, back = self._begins_there(stay), stay.start, stay.start, False, None
         for read in self._reads(stay):
-            if not there or not self._holds(stay, since, read, used):
+            if not there or not self._holds(stay, since, read, places):
                 since, left_s = read[0], stay.size / self.bytes_per_s
                 while left_s > 0 and since > before + 1:
                     since -= 1
                     left_s -= copying_s[since]
-                there = left_s <= 0 and self._holds(stay, since, read, used)
+                there = left_s <= 0 and self._holds(stay, since, read, places)
                 if there:
                     copying_s[since : read[0]] = 0.0
                     copying_s[since] = -left_s
-            if there:
-                used[since : read[1] + 1] += stay.size
+                back = read[0] if there else None
             ever |= there
             before, since = read[1], read[1] + 1
-        return ever
+        return ever, back
 
-    def _holds(self, stay: Stay, since: int, read: tuple[int, int], used: np.ndarray) -> bool:
-        """Whether it may be there from `since` until the end of a read."""
-        if used[since : read[1] + 1].max(initial=0) + stay.size > self.room:
-            return False
-        return self._may_wait(stay, since, read[0]) and self._may_wait(stay, *read)
+    def _holds(self, stay: Stay, since: int, read: tuple[int, int], places: Places) -> bool:
+        """Whether it may be there from `since` until the end of a read; it then has a place."""
+        waits = self._may_wait(stay, since, read[0]) and self._may_stay(stay, *read)
+        return waits and places.take(since, read[1] + 1, stay.size)
 
     def _may_wait(self, stay: Stay, start: int, stop: int) -> bool:
+        """Whether what runs between two moments is short enough."""
+        return self._may_stay(stay, min(start + 1, stop), stop)
+
+    def _may_stay(self, stay: Stay, start: int, stop: int) -> bool:
         """Whether two moments, of one iteration of the loops within which a life is, are near enough."""
         life = stay.start, stay.stop
         around = sum(loop[0] <= life[0] and life[1] <= loop[1] and loop != life for loop in self.loops)
@@ -171,6 +214,8 @@ class VectorMemory(NamedTuple):
     def _pieces(self, stay: Stay) -> list[Stay]:
         if stay.part != "residuals":
             return [stay]
+        if self.written is not None:
+            return []
         bounds = sorted({t for loop in self.loops for t in loop})
         cuts = [stay.start, *(t for t in bounds if stay.start < t < stay.stop), stay.stop]
         return [stay._replace(start=a, stop=b) for a, b in pairwise(cuts)]
@@ -180,41 +225,65 @@ def vector_memory(
     graph: Graph,
     times: Sequence[int],
     needed: Sequence[int],
-    seconds: Mapping[int, float],
-    busy: Collection[int],
+    found: Estimates,
     profile: Profile,
+    kernels: Sequence[VectorKernel | None],
+    stored: Sequence[bool],
 ) -> VectorMemory | None:
     """Of a step; None where nothing stays on the chip.
 
     Args:
       times: when each operation runs; needed: until when what it reads is.
-      seconds, busy: see `estimates.estimated`.
+      found: see `estimates.estimated`; kernels, stored: see `Traffic`.
     """
     room = profile.vector_memory_bytes or 0
     if not room or any(op.primitive in _EXPANDED for op in graph.ops):
         return None
     around, count = graph.loops_around(), max(len(graph.ops), 1)
     took_s, depth, weight = np.zeros(count), np.zeros(count, np.int64), np.ones(count)
-    outside, uses = set[int](), dict[int, set[int]]()
+    outside, saved_s = set[int](), dict[tuple[int, int], float]()
     for op in graph.ops:
-        took_s[times[op.index]] += seconds.get(op.index, 0.0) * _ITERATIONS ** len(around[op.index])
-        if op.index in busy:
+        turns = _ITERATIONS ** len(around[op.index])
+        took_s[times[op.index]] += found.seconds.get(op.index, 0.0) * turns
+        for value in (*op.operands, *op.results) if op.index in found.saved_s else ():
+            saved_s[value, times[op.index]] = found.saved_s[op.index] * turns
+        if op.index in found.busy:
             weight[times[op.index]] = 0.0
-        elif op.primitive.startswith("scatter"):
-            weight[times[op.index]] = _SCATTER
-        for value in op.operands:
-            uses.setdefault(value, set()).add(min(max(needed[op.index] - 1, times[op.index]), count - 1))
         if op.primitive in _MAIN_MEMORY:
             outside.update(op.operands, op.results)
     loops = sorted({(loop.start, loop.stop) for loop in graph.loops}, key=lambda loop: (loop[0], -loop[1]))
     for start, stop in loops:
         depth[start:stop] += 1
+    fused = (op for op, kernel in zip(graph.ops, kernels, strict=True) if kernel is not None)
     return VectorMemory(
         room=room,
-        bytes_per_s=profile.hbm_bytes_per_s * profile.hbm_efficiency,
+        bytes_per_s=profile.hbm_bytes_per_s * (profile.assigned_efficiency or profile.hbm_efficiency),
         elapsed_s=np.concatenate(([0.0], np.cumsum(took_s))),
         weight=weight * float(_ITERATIONS) ** depth,
+        saved_s=saved_s,
         loops=tuple(loops),
-        uses={value: sorted(moments) for value, moments in uses.items()},
+        uses=_uses(graph, stored, times, needed),
         outside=frozenset(outside),
+        written=frozenset(v for op in fused for v in op.results) if profile.split_vector_memory else None,
     )
+
+
+def _uses(
+    graph: Graph, stored: Sequence[bool], times: Sequence[int], needed: Sequence[int]
+) -> dict[int, tuple[int, ...]]:
+    """When every value is read: by all kernels that have what is computed of it."""
+    readers, count = graph.uses(), len(graph.ops)
+    last = [min(max(needed[op.index] - 1, times[op.index]), count - 1) for op in graph.ops]
+    found: dict[int, set[int]] = {}
+
+    def of(value: int) -> set[int]:
+        moments = set[int]()
+        for reader, _ in readers[value]:
+            moments.add(last[reader])
+            moments.update(*(found[made] for made in graph.ops[reader].results if not stored[made] and made in found))
+        return moments
+
+    for op in reversed(graph.ops):
+        found.update((value, of(value)) for value in op.results)
+    found.update((value, of(value)) for value in graph.inputs)
+    return {value: tuple(sorted(moments)) for value, moments in found.items()}

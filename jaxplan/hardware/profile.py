@@ -111,6 +111,10 @@ class Profile:
       tile_s: the least that an elementwise kernel takes for a tile of up to 8 x 128 elements; TPU only.
       on_chip_bytes: what a loop keeps in vector memory from one iteration to the next; TPU only.
       vector_memory_bytes: of vector memory for buffers, see `cost.vector_memory`; TPU only.
+      split_vector_memory: 1 where a device is two cores with vector memory each: only fused loops write there; else 0;
+        TPU only.
+      assigned_efficiency, assigned_flops_share: the shares of memory's datasheet rate and of the peak that XLA reckons
+        with where it decides what lies in vector memory; TPU only.
       window_bytes, window_efficiency: what windows of a large product's result and sum fill of vector memory, and the
         share of memory's rate at which windows are read and written; TPU only.
       scoped_bytes: of vector memory for the windows of one operation; TPU only.
@@ -158,6 +162,9 @@ class Profile:
     tile_s: float | None = None
     on_chip_bytes: int | None = None
     vector_memory_bytes: int | None = None
+    split_vector_memory: int | None = None
+    assigned_efficiency: float | None = None
+    assigned_flops_share: float | None = None
     matmul_rows: int | None = None
     window_bytes: int | None = None
     window_efficiency: float | None = None

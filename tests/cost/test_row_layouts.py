@@ -7,13 +7,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import AbstractMesh
 
 import jaxplan
-from jaxplan.cost.row_layouts import stays_in_rows
+from jaxplan.cost.row_layouts import cut_to_columns, stays_in_rows
 from jaxplan.ir import trace
-from jaxplan.sharding import ELEMENTWISE
+from jaxplan.sharding import ELEMENTWISE, NONE
 
 NODES, EDGES, COLUMNS = 32_768, 8_388_608, 64
 S = jax.ShapeDtypeStruct
@@ -96,3 +97,18 @@ def test_what_stays_in_rows(message: str, in_rows: set[str]) -> None:
         assert found >= in_rows
         found -= ELEMENTWISE - in_rows
     assert found == in_rows
+
+
+@pytest.mark.parametrize(("made", "padded"), [(NONE, 51_200_000), (0, 51_200_000), (1, None)])
+def test_a_column_of_a_gradient_of_wider_rows_is_updated_in_rows(made: int, padded: int | None) -> None:
+    """Of 16 columns over 16 devices; unless the gradient has one column a device, too."""
+
+    def step(table: Any, at: Any, rows: Any) -> Any:
+        return table - 0.1 * jnp.zeros_like(table).at[at].add(rows)
+
+    graph = trace(step, (S((100_000, 16), jnp.float32), S((64,), jnp.int32), S((64, 16), jnp.float32)), {}).graph
+    (scatter,) = [op for op in graph.ops if op.primitive == "scatter-add"]
+    gradient, updated = scatter.results[0], [(graph.inputs[0], graph.outputs[0])]
+    values = {graph.outputs[0]: np.array([1], np.int8), gradient: np.array([made], np.int8)}
+    found = cut_to_columns(graph, (("d", 16),), gradient, updated, values)
+    assert found.get(graph.inputs[0]) == padded

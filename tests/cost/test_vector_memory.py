@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,13 +12,14 @@ import pytest
 
 import jaxplan
 from jaxplan.cost import CostModel, step_memory, traffic
+from jaxplan.cost.estimates import Estimates
 from jaxplan.cost.ledger import Ledger
-from jaxplan.cost.vector_memory import Stay, VectorMemory, vector_memory
+from jaxplan.cost.vector_memory import Places, Stay, VectorMemory, vector_memory
 from jaxplan.hardware import compile_for, load_profile
 from jaxplan.ir import Graph, trace
 from jaxplan.lowering import compiled_memory
 from jaxplan.sharding import graph_rules
-from models import Case, dlrm, gpt, llama
+from models import Case, dlrm, gpt, llama, lstm, mlp
 
 MIB = 2**20
 
@@ -27,72 +29,75 @@ def chip(
     uses: dict[int, list[int]] | None = None,
     loops: tuple[tuple[int, int], ...] = (),
     busy: tuple[int, ...] = (),
+    written: frozenset[int] | None = None,
 ) -> VectorMemory:
     """Of 100 bytes that are copied in an eighth of a second; `seconds` of kernels at every moment, loops five times."""
     depth = np.array([sum(a <= t < b for a, b in loops) for t in range(len(seconds))])
     return VectorMemory(
         room=100, bytes_per_s=800.0, elapsed_s=np.concatenate(([0.0], np.cumsum(seconds * 5.0**depth))),
         weight=np.where(np.isin(range(len(seconds)), busy), 0.0, 5.0**depth), loops=loops,
-        uses=uses or {}, outside=frozenset(),
+        uses=uses or {}, outside=frozenset(), written=written, saved_s={},
     )  # fmt: skip
 
 
 def test_short_lives_that_fit_are_kept() -> None:
     both = [Stay("activations", 0, 2, 60), Stay("copies", 2, 4, 70)]
-    assert sorted(chip([0.2] * 4).kept(both, 0)[0]) == sorted(both)
+    assert sorted(chip([0.2] * 4).kept(both)[0]) == sorted(both)
 
 
 def test_what_waits_long_for_its_next_read_is_copied_out() -> None:
     near, far = Stay("activations", 0, 12, 10, value=1), Stay("activations", 0, 12, 10, value=2)
-    assert chip([0.2] * 12, {1: [3, 7, 11], 2: [3, 11]}).kept([far, near], 0)[0] == [near]
+    kept, gone = chip([0.2] * 12, {1: [3, 7, 11], 2: [3, 11]}).kept([far, near])
+    assert kept == [near, far._replace(start=11)] and gone == [far]  # once it is back main memory has it no longer
 
 
 def test_those_first_that_save_most_for_the_root_of_their_bytes() -> None:
     large, small = Stay("activations", 1, 4, 70, value=1), Stay("activations", 0, 4, 40, value=2)
-    assert chip([0.1] * 4, {1: [3], 2: [3]}).kept([small, large], 0)[0] == [large]
-    assert chip([0.1] * 4, {1: [3], 2: [1, 2, 3]}).kept([small, large], 0)[0] == [small]
+    assert chip([0.1] * 4, {1: [3], 2: [3]}).kept([small, large])[0] == [large]
+    assert chip([0.1] * 4, {1: [3], 2: [1, 2, 3]}).kept([small, large])[0] == [small]
 
 
 def test_kernels_that_compute_longer_than_they_read_are_saved_nothing() -> None:
     large, small = Stay("activations", 1, 4, 70, value=1), Stay("activations", 0, 4, 40, value=2)
-    assert chip([0.1] * 4, {1: [3], 2: [2]}, busy=(1, 3)).kept([large, small], 0)[0] == [small]
+    assert chip([0.1] * 4, {1: [3], 2: [2]}, busy=(1, 3)).kept([large, small])[0] == [small]
 
 
 def test_what_is_copied_out_has_room_until_it_is_and_before_it_is_read() -> None:
     gone = Stay("activations", 0, 12, 90, value=1)
     memory = chip([0.2] * 12, {1: [1, 2, 11]})
     during, between, before = (Stay("activations", t, t + 1, 20) for t in (2, 5, 10))
-    assert memory.kept([gone, during, between, before], 0) == ([between], [gone])
+    kept, left = memory.kept([gone, during, between, before])
+    assert sorted(kept) == [between, gone._replace(start=11)] and left == [gone]
 
 
 def test_arguments_that_are_about_to_be_read_take_room() -> None:
     argument, other = Stay("parameter", 0, 4, 90, value=1, given=True), Stay("activations", 2, 4, 30)
-    assert chip([0.2] * 4, {1: [2, 3]}).kept([argument, other], 0) == ([], [])
-    assert chip([0.2] * 4, {1: [1]}).kept([argument, other], 0) == ([other], [])
+    assert chip([0.2] * 4, {1: [2, 3]}).kept([argument, other]) == ([], [])
+    assert chip([0.2] * 4, {1: [1]}).kept([argument, other]) == ([other], [])
 
 
 def test_a_wait_in_a_loop_is_that_of_one_iteration() -> None:
-    inside = Stay("activations", 1, 3, 10)
-    seconds = [0.0, 0.6, 0.6, 0.0]
-    assert chip(seconds, loops=((0, 4),)).kept([inside], 0)[0] == [inside]
-    assert not chip([5 * s for s in seconds]).kept([inside], 0)[0]
+    inside = Stay("activations", 1, 4, 10, value=1)
+    seconds = [0.0, 0.6, 0.6, 0.6, 0.0]
+    assert chip(seconds, {1: [3]}, loops=((0, 5),)).kept([inside])[0] == [inside]
+    assert inside not in chip([5 * s for s in seconds], {1: [3]}).kept([inside])[0]
 
 
 def test_what_a_loop_reads_has_its_place_for_all_of_its_iterations() -> None:
     outside = Stay("copies", 0, 3, 10, value=1)
-    assert chip([0.1, 0.15, 0.15, 0.1], {1: [1]}, ((1, 3),)).kept([outside], 0)[0] == [outside]
-    assert not chip([0.1, 0.25, 0.25, 0.1], {1: [1]}, ((1, 3),)).kept([outside], 0)[0]
+    assert chip([0.1, 0.15, 0.15, 0.1], {1: [1]}, ((1, 3),)).kept([outside])[0] == [outside]
+    assert not chip([0.1, 0.25, 0.25, 0.1], {1: [1]}, ((1, 3),)).kept([outside])[0]
     made = outside._replace(part="activations")
-    assert not chip([0.1, 0.15, 0.15, 0.1], {1: [1]}, ((1, 3),)).kept([made], 0)[0]
+    assert not chip([0.1, 0.15, 0.15, 0.1], {1: [1]}, ((1, 3),)).kept([made])[0]
 
 
 def test_what_loops_stack_has_a_place_between_two_loops() -> None:
     stack = Stay("residuals", 0, 5, 10)
     memory = chip([0.06, 0.06, 0.3, 0.06, 0.06], loops=((0, 2), (3, 5)))
-    assert sorted((one.start, one.stop) for one in memory.kept([stack], 0)[0]) == [(0, 2), (2, 3), (3, 5)]
+    assert sorted((one.start, one.stop) for one in memory.kept([stack])[0]) == [(0, 2), (2, 3), (3, 5)]
     longer = chip([0.3, 0.3, 0.3, 0.06, 0.06], loops=((0, 2), (3, 5)))
-    assert sorted(one.start for one in longer.kept([stack], 0)[0]) == [2, 3]
-    assert not memory.kept([stack._replace(part="activations")], 0)[0]
+    assert sorted(one.start for one in longer.kept([stack])[0]) == [2, 3]
+    assert not memory.kept([stack._replace(part="activations")])[0]
 
 
 def graph_of(f: Any, *shapes: tuple[int, ...]) -> Graph:
@@ -101,7 +106,10 @@ def graph_of(f: Any, *shapes: tuple[int, ...]) -> Graph:
 
 def on_chip(graph: Graph, hardware: str) -> VectorMemory | None:
     times = range(len(graph.ops))
-    return vector_memory(graph, times, [t + 1 for t in times], {}, (), load_profile(hardware))
+    nothing, every = Estimates({}, {}, frozenset()), [True] * len(graph.values)
+    return vector_memory(
+        graph, times, [t + 1 for t in times], nothing, load_profile(hardware), [None] * len(times), every
+    )
 
 
 def test_what_is_sorted_is_in_main_memory() -> None:
@@ -155,7 +163,7 @@ def test_where_a_device_has_few_images_all_is_in_main_memory(images: int, there:
         return x.sum()
 
     shapes = (images, 128, 64, 64), (128, 128, 3, 3)
-    assert (peak(net, 1e-6, *shapes) < peak(net, 1.0, *shapes)) is there
+    assert (peak(net, 1e-6, *shapes) < peak(net, None, *shapes)) is there
 
 
 @pytest.mark.aot_tpu
@@ -181,11 +189,26 @@ def test_a_small_step_is_compiled_to_what_is_planned(tpu_topology: Any) -> None:
     assert promised == pytest.approx(compiled, rel=0.2)
 
 
-def test_large_buffers_are_not_kept_where_others_contend_for_the_room() -> None:
-    one, other = Stay("activations", 0, 2, 60), Stay("activations", 2, 4, 50)
-    memory = chip([0.1] * 4)
-    assert sorted(memory.kept([one, other], 100)[0]) == [one, other]
-    assert memory.kept([one, other], 200)[0] == [other]
+def test_places_are_pieces_of_addresses() -> None:
+    """What is left beside a buffer that stays is 70 bytes, in pieces of 40 and 30."""
+    places = Places(100, 3)
+    assert places.take(0, 2, 40) and places.take(0, 4, 30)
+    assert not places.take(2, 4, 41)
+    assert places.take(2, 4, 30)  # behind it, in the smaller one
+    assert places.take(2, 4, 40)
+
+
+def test_two_cores_write_results_of_fused_loops_alone_into_vector_memory() -> None:
+    """What else is made is in main memory, at least until it has been copied for its next read."""
+    fused, made = Stay("activations", 0, 8, 10, value=1), Stay("activations", 0, 8, 10, value=2)
+    uses = {1: [2, 7], 2: [2, 5, 7]}
+    whole, split = (chip([0.1] * 8, uses, written=written) for written in (None, frozenset({1})))
+    assert sorted(whole.kept([fused, made])[0]) == sorted([fused, made])
+    kept, gone = split.kept([fused, made])
+    assert sorted(kept) == [fused, made._replace(start=2)] and gone == [made]
+    stack, copy = (Stay(part, 0, 8, 10, value=1) for part in ("residuals", "copies"))
+    assert split.kept([stack])[0] == []
+    assert split.kept([copy])[0] == [copy._replace(start=2)]
 
 
 def test_copies_break_up_the_order_of_many_buffers() -> None:
@@ -205,31 +228,48 @@ def test_copies_break_up_the_order_of_many_buffers() -> None:
     assert gaps(25, 30) == 0  # none is ever there
 
 
+NETWORKS: dict[str, tuple[Any, Any]] = {
+    "gpt": (gpt, gpt.Config(
+        n_layers=4, dim=512, n_heads=8, seq_len=256, batch_size=32, vocab_size=8192, dtype="float32"
+    )),
+    "llama": (llama, llama.Config(
+        n_layers=4, dim=768, n_heads=12, n_kv_heads=4, hidden_dim=2048, vocab_size=16000, seq_len=256, batch_size=16,
+        dtype="float32",
+    )),
+    "dlrm": (dlrm, dlrm.CONFIGS["criteo-kaggle"]),
+    "columns": (dlrm, replace(
+        dlrm.CONFIGS["criteo-kaggle"], table_rows=(100_000, 50_000, 20_000, 5_000, 1_000), batch_size=8192
+    )),
+    "lstm": (lstm, lstm.CONFIGS["ptb-medium"]),
+    "mlp": (mlp, mlp.Config(
+        input_dim=784, hidden_dims=(2048, 2048), n_classes=10, batch_size=4096, dtype="float32"
+    )),
+}  # fmt: skip
+
+
 @pytest.mark.aot_tpu
 @pytest.mark.parametrize(
-    ("case", "least", "most"),
+    ("case", "target", "search", "least", "most"),
     [
-        pytest.param("gpt", 0.95, 1.15, id="four layers in f32", marks=pytest.mark.aot_broad),
-        pytest.param("llama", 0.93, 1.15, id="four layers in f32, a head of 16000 words", marks=pytest.mark.aot_broad),
-        pytest.param("dlrm", 0.95, 1.1, id="tables of rows"),
+        pytest.param("gpt", "tpu-v5e:2x4", "ilp", 0.95, 1.15, id="f32", marks=pytest.mark.aot_broad),
+        pytest.param("llama", "tpu-v5e:2x4", "ilp", 0.93, 1.15, id="16000 words", marks=pytest.mark.aot_broad),
+        pytest.param("dlrm", "tpu-v5e:2x4", "ilp", 0.95, 1.1, id="tables"),
+        pytest.param("columns", "tpu-v6e:4x4", "ilp", 0.95, 1.1, id="a column of a table's wider gradient"),
+        pytest.param("lstm", "tpu-v5p:2x2x2", "fsdp", 0.95, 1.15, id="stacks in main memory"),
+        pytest.param("mlp", "tpu-v5p:2x2x2", "ilp", 0.9, 1.1, id="products in main memory, and a bias' gradient"),
     ],
 )
-def test_networks_are_compiled_to_what_is_planned(case: str, least: float, most: float) -> None:
-    """120, 225 and 612 MB on eight v5e; by size and half of the room they were 41 % over, 2 % over, exact."""
-    config: Any = {
-        "gpt": gpt.Config(
-            n_layers=4, dim=512, n_heads=8, seq_len=256, batch_size=32, vocab_size=8192, dtype="float32"
-        ),
-        "llama": llama.Config(
-            n_layers=4, dim=768, n_heads=12, n_kv_heads=4, hidden_dim=2048, vocab_size=16000, seq_len=256,
-            batch_size=16, dtype="float32",
-        ),
-        "dlrm": dlrm.CONFIGS["criteo-kaggle"],
-    }[case]  # fmt: skip
-    model: Any = {"gpt": gpt, "llama": llama, "dlrm": dlrm}[case]
+def test_networks_are_compiled_to_what_is_planned(
+    case: str, target: str, search: str, least: float, most: float
+) -> None:
+    """120, 225, 612, 112, 83 and 67 MB; before vector memory was walked through as the compiler does, 41 % over, 2 %
+    over, exact, 94, 33 and 66 % under."""
+    model, config = NETWORKS[case]
     step = Case(name=case, model=model, config=config, what=case)
-    mesh = jaxplan.target("tpu-v5e:2x4").mesh(data=4, model=2)
-    sharded = jaxplan.auto_shard(step.step(), mesh, donate_argnums=0, hardware="tpu-v5e")
+    there = jaxplan.target(target)
+    mesh = there.mesh(data=4, model=len(there.devices) // 4)
+    options: Any = {"search": search}
+    sharded = jaxplan.auto_shard(step.step(), mesh, donate_argnums=0, hardware=target.split(":")[0], options=options)
     predicted = sharded.plan(*step.shapes()).cost.peak_bytes
     compiled = compiled_memory(compile_for(sharded.lower(*step.shapes()), mesh)).peak_bytes
     assert least * compiled < predicted < most * compiled
