@@ -34,8 +34,8 @@ _ELEMENT_S = 11.1e-9
 
 _SCATTERED, _GATHERED, _FEWEST = 16, 8, 16
 """Rows of 128 elements that are taken to be moved for one of a table, and one more; where the table lies in columns,
-for each of its elements, and for sixteen at least. 8192 rows of f32 are added in 96.7 us on v5e, 43.6 on v6e and 30.4 on
-v5p, and gathered in 51.2, of bf16 in 25.6; 16384 rows of 16 columns of ten million in 2.92 and 1.47 ms."""
+for each of its elements, and for sixteen at least. 8192 rows of f32 are added in 96.7 us on v5e, 43.6 on v6e and 30.4
+on v5p, and gathered in 51.2, of bf16 in 25.6; 16384 rows of 16 columns of ten million in 2.92 and 1.47 ms."""
 
 _SAVED = 0.48, 0.95
 """What those last less for an array of theirs in vector memory: 1.39 of 2.92 and of 1.47 ms."""
@@ -152,7 +152,7 @@ def estimated(
             found[op.index] = traffic_s if alone or joined else max(traffic_s, priced_s)
             if joined:
                 beside[times[op.index]] += traffic_s
-    busy = {op for op, work_s in work.items() if work_s > found[op] + beside[times[op]]}
+    busy = frozenset(op for op, work_s in work.items() if work_s > found[op] + beside[times[op]])
     found.update((op, work[op] - beside[times[op]]) for op in busy)
     for (index, place), row in sorted(reads.items(), key=lambda read: read[0]):
         value = graph.ops[index].operands[place]
@@ -164,7 +164,7 @@ def estimated(
             sent.add(key)
             size = graph.values[value].bytes * (local_share(value, np.maximum(made, NONE)) + local_share(value, row))
             found[index] = found.get(index, 0.0) + size / bytes_per_s
-    return Estimates(found, saved, frozenset(busy))
+    return Estimates(found, saved, busy)
 
 
 def _row_bytes(graph: Graph, axes: MeshAxes, op: Op, row: np.ndarray) -> float:

@@ -30,6 +30,7 @@ from .images import copied_reads, image_lanes, written_for_products
 from .in_place import overwritable
 from .invariants import loop_invariants
 from .joined import joined
+from .joined_images import whole_gradients
 from .kept_tanhs import biased_tanhs
 from .kernel_starts import kernel_starts
 from .kinds import COMPUTED_AGAIN, SMALL, kinds_of, source_values
@@ -153,6 +154,7 @@ class _Kernels:
         """Values in memory whatever is computed again."""
         stored, tpu = [False] * len(self.graph.values), self.platform == "tpu"
         moved = moved_on_tpu(self.graph, self.rules, self.producers, self.source) if tpu else set()
+        moved |= whole_gradients(self.graph, self.producers) if tpu else set()
         ends = (*self.graph.inputs, *self.graph.outputs, *self.graph.constants)
         expanded = read_by_expansions(self.graph) if self.platform == "gpu" else ()
         added = added_in_memory(self.graph, self.kinds) if self.platform == "gpu" else ()
@@ -168,9 +170,7 @@ class _Kernels:
             gathers = op.primitive == "gather" and (kind == "heavy" or tpu)
             if gathers or (closed and op.primitive != "dot_general") or op.primitive == "scan_slice":
                 whole += read_whole(self.platform, self.graph, self.kinds, self.producers, self.source, op)
-            if closed or kind == "reduction":
-                whole += op.results
-            if op.primitive in ("scan_stack", "carry_init", "cond_join"):
+            if closed or kind == "reduction" or op.primitive in ("scan_stack", "carry_init", "cond_join"):
                 whole += op.results
             if op.primitive == "scan_slice" and self.platform == "gpu":  # a copy for several products
                 whole += [v for v in op.results if self.product_operands[v] > 1]

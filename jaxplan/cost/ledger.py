@@ -86,7 +86,7 @@ class Ledger:
         """Gaps are those of all buffers: where vector memory has some, others come and go in main memory for it."""
         on_chip, gone = list[Stay](), list[Stay]()
         if self._vector is not None:
-            on_chip, gone = self._vector.kept(self._stays)
+            on_chip, gone = self._vector.kept(self._stays, most_alive(self._placed))
         for one in on_chip:
             self._parts[one.part][one.start] -= one.size
             self._parts[one.part][one.stop] += one.size

@@ -11,7 +11,9 @@ what `estimates` says, and loops run `_ITERATIONS` times, whatever their number 
 doesn't make has its place for all of them. Both numbers are options as libtpu 0.0.42.1 writes them out,
 `xla_msa_max_overlap_to_mem_size_async_copy_ratio` and `xla_tpu_memory_space_assignment_while_execution_count`. What
 loops stack is given a place for the time before, in, between and behind them, each by itself. A place is a piece of
-addresses, the smallest that is free and large enough.
+addresses, the smallest that is free and large enough. Buffers of more than three quarters of the room, half of it where
+twice as much is alive, are taken to find none: what XLA brings in for single reads, and the model doesn't know of, lies
+between (67 MB of an MLP's, 100 of scores; but the logits of a small Llama, 66 MB, found one).
 
 Where a device is two cores with a vector memory each (v5p), what products, copies, collectives and lookups make is in
 main memory, until it has been copied for a read and where it then stays; fused loops alone write into vector memory.
@@ -122,21 +124,26 @@ class VectorMemory(NamedTuple):
     outside: frozenset[int]
     written: frozenset[int] | None
 
-    def kept(self, stays: Sequence[Stay]) -> tuple[list[Stay], list[Stay]]:
+    def kept(self, stays: Sequence[Stay], most: int) -> tuple[list[Stay], list[Stay]]:
         """Those, or the pieces of those that loops stack, that have a place in vector memory all along, and those that
         come and go: arguments aside.
+
+        Args:
+          most: bytes of all buffers, these and others, that are ever alive at once.
         """
         pieces = [piece for stay in stays if stay.size >= _LARGE * self.room for piece in self._pieces(stay)]
+        largest = (3 * self.room - min(max(most - self.room, 0), self.room)) // 4
         places, kept, gone = Places(self.room, len(pieces)), list[Stay](), list[Stay]()
         copying_s = np.diff(self.elapsed_s)  # what is left for copies
         for one in sorted(pieces, key=lambda stay: (-self._worth(stay), -stay.size)):
-            if self._begins_there(one) and self._fits(one) and places.take(one.start, one.stop, one.size):
+            small = one.size <= largest
+            if small and self._begins_there(one) and self._fits(one) and places.take(one.start, one.stop, one.size):
                 kept.append(one)
                 continue
             ever, back = self._come_and_go(one, places, copying_s)
             if ever and not one.given:
                 gone.append(one)
-                if back is not None:
+                if back is not None and small:
                     kept.append(one._replace(start=back))
         return kept, gone
 

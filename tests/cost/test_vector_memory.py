@@ -42,62 +42,61 @@ def chip(
 
 def test_short_lives_that_fit_are_kept() -> None:
     both = [Stay("activations", 0, 2, 60), Stay("copies", 2, 4, 70)]
-    assert sorted(chip([0.2] * 4).kept(both)[0]) == sorted(both)
+    assert sorted(chip([0.2] * 4).kept(both, 0)[0]) == sorted(both)
 
 
 def test_what_waits_long_for_its_next_read_is_copied_out() -> None:
     near, far = Stay("activations", 0, 12, 10, value=1), Stay("activations", 0, 12, 10, value=2)
-    kept, gone = chip([0.2] * 12, {1: [3, 7, 11], 2: [3, 11]}).kept([far, near])
+    kept, gone = chip([0.2] * 12, {1: [3, 7, 11], 2: [3, 11]}).kept([far, near], 0)
     assert kept == [near, far._replace(start=11)] and gone == [far]  # once it is back main memory has it no longer
 
 
 def test_those_first_that_save_most_for_the_root_of_their_bytes() -> None:
     large, small = Stay("activations", 1, 4, 70, value=1), Stay("activations", 0, 4, 40, value=2)
-    assert chip([0.1] * 4, {1: [3], 2: [3]}).kept([small, large])[0] == [large]
-    assert chip([0.1] * 4, {1: [3], 2: [1, 2, 3]}).kept([small, large])[0] == [small]
+    assert chip([0.1] * 4, {1: [3], 2: [3]}).kept([small, large], 0)[0] == [large]
+    assert chip([0.1] * 4, {1: [3], 2: [1, 2, 3]}).kept([small, large], 0)[0] == [small]
 
 
 def test_kernels_that_compute_longer_than_they_read_are_saved_nothing() -> None:
     large, small = Stay("activations", 1, 4, 70, value=1), Stay("activations", 0, 4, 40, value=2)
-    assert chip([0.1] * 4, {1: [3], 2: [2]}, busy=(1, 3)).kept([large, small])[0] == [small]
+    assert chip([0.1] * 4, {1: [3], 2: [2]}, busy=(1, 3)).kept([large, small], 0)[0] == [small]
 
 
 def test_what_is_copied_out_has_room_until_it_is_and_before_it_is_read() -> None:
     gone = Stay("activations", 0, 12, 90, value=1)
     memory = chip([0.2] * 12, {1: [1, 2, 11]})
     during, between, before = (Stay("activations", t, t + 1, 20) for t in (2, 5, 10))
-    kept, left = memory.kept([gone, during, between, before])
-    assert sorted(kept) == [between, gone._replace(start=11)] and left == [gone]
+    assert memory.kept([gone, during, between, before], 0) == ([between], [gone])
 
 
 def test_arguments_that_are_about_to_be_read_take_room() -> None:
     argument, other = Stay("parameter", 0, 4, 90, value=1, given=True), Stay("activations", 2, 4, 30)
-    assert chip([0.2] * 4, {1: [2, 3]}).kept([argument, other]) == ([], [])
-    assert chip([0.2] * 4, {1: [1]}).kept([argument, other]) == ([other], [])
+    assert chip([0.2] * 4, {1: [2, 3]}).kept([argument, other], 0) == ([], [])
+    assert chip([0.2] * 4, {1: [1]}).kept([argument, other], 0) == ([other], [])
 
 
 def test_a_wait_in_a_loop_is_that_of_one_iteration() -> None:
     inside = Stay("activations", 1, 4, 10, value=1)
     seconds = [0.0, 0.6, 0.6, 0.6, 0.0]
-    assert chip(seconds, {1: [3]}, loops=((0, 5),)).kept([inside])[0] == [inside]
-    assert inside not in chip([5 * s for s in seconds], {1: [3]}).kept([inside])[0]
+    assert chip(seconds, {1: [3]}, loops=((0, 5),)).kept([inside], 0)[0] == [inside]
+    assert inside not in chip([5 * s for s in seconds], {1: [3]}).kept([inside], 0)[0]
 
 
 def test_what_a_loop_reads_has_its_place_for_all_of_its_iterations() -> None:
     outside = Stay("copies", 0, 3, 10, value=1)
-    assert chip([0.1, 0.15, 0.15, 0.1], {1: [1]}, ((1, 3),)).kept([outside])[0] == [outside]
-    assert not chip([0.1, 0.25, 0.25, 0.1], {1: [1]}, ((1, 3),)).kept([outside])[0]
+    assert chip([0.1, 0.15, 0.15, 0.1], {1: [1]}, ((1, 3),)).kept([outside], 0)[0] == [outside]
+    assert not chip([0.1, 0.25, 0.25, 0.1], {1: [1]}, ((1, 3),)).kept([outside], 0)[0]
     made = outside._replace(part="activations")
-    assert not chip([0.1, 0.15, 0.15, 0.1], {1: [1]}, ((1, 3),)).kept([made])[0]
+    assert not chip([0.1, 0.15, 0.15, 0.1], {1: [1]}, ((1, 3),)).kept([made], 0)[0]
 
 
 def test_what_loops_stack_has_a_place_between_two_loops() -> None:
     stack = Stay("residuals", 0, 5, 10)
     memory = chip([0.06, 0.06, 0.3, 0.06, 0.06], loops=((0, 2), (3, 5)))
-    assert sorted((one.start, one.stop) for one in memory.kept([stack])[0]) == [(0, 2), (2, 3), (3, 5)]
+    assert sorted((one.start, one.stop) for one in memory.kept([stack], 0)[0]) == [(0, 2), (2, 3), (3, 5)]
     longer = chip([0.3, 0.3, 0.3, 0.06, 0.06], loops=((0, 2), (3, 5)))
-    assert sorted(one.start for one in longer.kept([stack])[0]) == [2, 3]
-    assert not memory.kept([stack._replace(part="activations")])[0]
+    assert sorted(one.start for one in longer.kept([stack], 0)[0]) == [2, 3]
+    assert not memory.kept([stack._replace(part="activations")], 0)[0]
 
 
 def graph_of(f: Any, *shapes: tuple[int, ...]) -> Graph:
@@ -198,17 +197,24 @@ def test_places_are_pieces_of_addresses() -> None:
     assert places.take(2, 4, 40)
 
 
+def test_large_buffers_are_not_kept_where_others_contend_for_the_room() -> None:
+    one, other = Stay("activations", 0, 2, 60), Stay("activations", 2, 4, 50)
+    memory = chip([0.1] * 4)
+    assert sorted(memory.kept([one, other], 100)[0]) == [one, other]
+    assert memory.kept([one, other], 200)[0] == [other]
+
+
 def test_two_cores_write_results_of_fused_loops_alone_into_vector_memory() -> None:
     """What else is made is in main memory, at least until it has been copied for its next read."""
     fused, made = Stay("activations", 0, 8, 10, value=1), Stay("activations", 0, 8, 10, value=2)
     uses = {1: [2, 7], 2: [2, 5, 7]}
     whole, split = (chip([0.1] * 8, uses, written=written) for written in (None, frozenset({1})))
-    assert sorted(whole.kept([fused, made])[0]) == sorted([fused, made])
-    kept, gone = split.kept([fused, made])
+    assert sorted(whole.kept([fused, made], 0)[0]) == sorted([fused, made])
+    kept, gone = split.kept([fused, made], 0)
     assert sorted(kept) == [fused, made._replace(start=2)] and gone == [made]
     stack, copy = (Stay(part, 0, 8, 10, value=1) for part in ("residuals", "copies"))
-    assert split.kept([stack])[0] == []
-    assert split.kept([copy])[0] == [copy._replace(start=2)]
+    assert split.kept([stack], 0)[0] == []
+    assert split.kept([copy], 0)[0] == [copy._replace(start=2)]
 
 
 def test_copies_break_up_the_order_of_many_buffers() -> None:
