@@ -60,7 +60,7 @@ def test_joined_arguments_and_products_are_split_where_they_are_made() -> None:
 
 def test_what_is_alive_is_what_is_compiled_for_v5p() -> None:
     """Arguments of 22.1 MB and 202.5 MB beside them (jax 0.10.2, libtpu 0.0.42.1), two of 33.6 for gradients of joined
-    images; XLA leaves 50 MB of gaps there. Parts of them alone would be 168.9."""
+    images; XLA leaves 50 MB of gaps there. With their parts alone 208.8 would be promised."""
     options: Any = {"search": "data"}
     mesh = AbstractMesh((8,), ("data",))
     sharded = jaxplan.auto_shard(step, mesh, donate_argnums=0, hardware="tpu-v5p", options=options)
