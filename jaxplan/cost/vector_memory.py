@@ -125,8 +125,8 @@ class VectorMemory(NamedTuple):
     written: frozenset[int] | None
 
     def kept(self, stays: Sequence[Stay], most: int) -> tuple[list[Stay], list[Stay]]:
-        """Those, or the pieces of those that loops stack, that have a place in vector memory all along, and those that
-        come and go: arguments aside.
+        """Those, or the pieces of those that loops stack, that have a place in vector memory all along, or since they
+        are back for good, and those that come and go: arguments aside.
 
         Args:
           most: bytes of all buffers, these and others, that are ever alive at once.
