@@ -254,7 +254,8 @@ NETWORKS: dict[str, tuple[Any, Any]] = {
 
 
 BEFORE_0_12 = pytest.mark.skipif(
-    jax.__version_info__ >= (0, 11), reason="XLA of jax 0.12 copies large tables into rows: 5.7 GB for 0.6, not modelled"
+    jax.__version_info__ >= (0, 11),
+    reason="XLA of jax 0.12 copies large tables into rows, 5.7 GB for 0.6: not modelled",
 )
 
 
