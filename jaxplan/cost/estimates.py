@@ -26,6 +26,7 @@ from ..ir import Graph, Op
 from ..sharding import ELEMENTWISE, NONE, UNREDUCED, MeshAxes
 from .crossing import Traffic
 from .held_back import PRODUCTS
+from .indices import HELD
 from .selections import is_selection
 from .tiles import LANES, SUBLANES, Tiling, device_bytes, lies_in_rows, local_sizes
 
@@ -39,9 +40,6 @@ on v5p, and gathered in 51.2, of bf16 in 25.6; 16384 rows of 16 columns of ten m
 
 _SAVED = 0.48, 0.95
 """What those last less for an array of theirs in vector memory: 1.39 of 2.92 and of 1.47 ms."""
-
-_HELD = 3 << 22
-"""Bytes of the largest table whose whole tiles are added to as fast as memory is: f32[24576, 128], not [28672, 128]."""
 
 _PADDED_ROWS = 128
 """`Profile.matmul_rows` from which on convolutions are taken to be padded: v6e, not v5e and v5p."""
@@ -116,7 +114,7 @@ def estimated(
         result = math.prod(sizes(op, len(op.operands))) * math.prod(right[dim] for dim in window)
         return float(2 * result * length * padded / peak)
 
-    bytes_per_s = profile.hbm_bytes_per_s * (profile.assigned_efficiency or profile.hbm_efficiency)
+    bytes_per_s = profile.assigned_bytes_per_s
     lookups, sent = {op.index for op in graph.lookups()}, set[tuple[int, bytes]]()
     found, work, saved = dict[int, float](), dict[int, float](), dict[int, float]()
     beside = defaultdict[int, float](float)
@@ -163,7 +161,7 @@ def estimated(
         if key not in sent:
             sent.add(key)
             size = graph.values[value].bytes * (local_share(value, np.maximum(made, NONE)) + local_share(value, row))
-            found[index] = found.get(index, 0.0) + size / bytes_per_s
+            found[index] += size / bytes_per_s
     return Estimates(found, saved, busy)
 
 
@@ -171,8 +169,8 @@ def _row_bytes(graph: Graph, axes: MeshAxes, op: Op, row: np.ndarray) -> float:
     """What is taken to be moved for each row that is looked up in a table of this layout or added to it."""
     table, gathers = graph.values[op.operands[0]], op.primitive == "gather"
     columns = int(local_sizes(table.shape, row[None], axes)[0, -1])
-    if not gathers and columns % LANES == 0 and device_bytes(table, row[None], axes, "tpu")[0] <= _HELD:
-        return 0.0
+    if not gathers and columns % LANES == 0 and device_bytes(table, row[None], axes, "tpu")[0] <= HELD:
+        return 0.0  # whole tiles that vector memory holds are added to as fast as memory is
     each = 1 if lies_in_rows(table, row, axes) else max(columns, _FEWEST)
     return (each * (_GATHERED if gathers else _SCATTERED) + 1) * LANES * table.item_bytes
 

@@ -31,7 +31,7 @@ from .residency import made_of
 from .selections import is_selection
 from .tiles import LANES, local_sizes
 
-_HELD = 3 << 22
+HELD = 3 << 22
 """Bytes in f32 of the largest table that a scatter's kernel gathers from or adds to, of two at most; see above."""
 
 
@@ -60,7 +60,7 @@ def unviewed(graph: Graph, producers: Sequence[int], value: int) -> int:
 def gathered_for_sums(graph: Graph, op: Op) -> bool:
     """Whether XLA for TPU gathers rows in the kernels of the scatters that add them up."""
     dims = op.params["dimension_numbers"]
-    if dims.operand_batching_dims or not dims.offset_dims or _table_bytes(graph, op.operands[0]) > _HELD:
+    if dims.operand_batching_dims or not dims.offset_dims or _table_bytes(graph, op.operands[0]) > HELD:
         return False
     uses, around, producers = graph.uses(), graph.loops_around(), graph.producers()
     named = _named(graph, producers, op.operands[1])
@@ -101,7 +101,7 @@ def _are_held(graph: Graph, producers: Sequence[int], scatter: Op) -> bool:
     """Whether vector memory holds all tables that a scatter's kernel would gather from, and that which it adds to."""
     tables = {scatter.operands[0], *(gather.operands[0] for gather in _gathers(graph, producers, scatter))}
     sizes = [_table_bytes(graph, table) for table in tables]
-    return max(sizes) <= _HELD and sum(sizes) <= 2 * _HELD
+    return max(sizes) <= HELD and sum(sizes) <= 2 * HELD
 
 
 def same_indices(graph: Graph) -> dict[int, int]:

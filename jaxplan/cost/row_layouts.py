@@ -12,14 +12,13 @@ of one or two nodes of an edge, and of what else is known of it, all added up by
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from ..ir import Graph, Op
-from ..sharding import ELEMENTWISE, MeshAxes, pieces
-from .tiles import lies_in_rows, local_sizes, padding
+from ..sharding import ELEMENTWISE, MeshAxes
+from .tiles import device_bytes, lies_in_rows, local_sizes
 
 
 def stays_in_rows(graph: Graph) -> frozenset[int]:
@@ -71,8 +70,8 @@ def cut_to_columns(
     found, wide = {}, local_sizes(graph.values[gradient].shape, made[None], axes)[0, -1] > 1
     for argument, value in updated if wide else ():
         if (row := values.get(value)) is not None:
-            tensor, sizes = graph.values[argument], local_sizes(graph.values[argument].shape, row[None], axes)
-            if sizes[0, -1] == 1:
-                whole = np.ceil(tensor.bytes / pieces(row[None], axes))[0]
-                found[argument] = math.ceil(whole * padding(sizes, tensor.item_bytes)[0, -1, -2])
+            tensor = graph.values[argument]
+            if local_sizes(tensor.shape, row[None], axes)[0, -1] == 1:
+                in_lanes = frozenset({len(tensor.shape) - 1})
+                found[argument] = int(device_bytes(tensor, row[None], axes, "tpu", in_lanes)[0])
     return found

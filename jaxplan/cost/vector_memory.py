@@ -264,7 +264,7 @@ def vector_memory(
     fused = (op for op, kernel in zip(graph.ops, kernels, strict=True) if kernel is not None)
     return VectorMemory(
         room=room,
-        bytes_per_s=profile.hbm_bytes_per_s * (profile.assigned_efficiency or profile.hbm_efficiency),
+        bytes_per_s=profile.assigned_bytes_per_s,
         elapsed_s=np.concatenate(([0.0], np.cumsum(took_s))),
         weight=weight * float(_ITERATIONS) ** depth,
         saved_s=saved_s,

@@ -193,6 +193,11 @@ class Profile:
         """Memory of one device that a program may fill: `hbm_bytes - reserve_bytes`."""
         return self.hbm_bytes - self.reserve_bytes
 
+    @property
+    def assigned_bytes_per_s(self) -> float:
+        """What XLA for TPU takes memory's rate to be where it decides what lies in vector memory."""
+        return self.hbm_bytes_per_s * (self.assigned_efficiency or self.hbm_efficiency)
+
     def peak_for(self, dtype_name: str) -> float:
         """Datasheet FLOP/s of a matrix product whose operands have this NumPy dtype name, default precision.
 
