@@ -266,6 +266,10 @@ HEADS_ARE_PADDED = jax.__version_info__ < (0, 12)
 """Whether XLA for TPU writes into caches of one head in tiles that pad it: libtpu 0.0.42.1 does, 0.0.50.1 doesn't; that
 of 0.11 was not tried, and to count them is on the safe side."""
 
+ADDED_ROWS_ARE_COUNTED = jax.__version_info__ >= (0, 11)
+"""Whether XLA for TPU keeps tables of any waste in rows where many rows are added to them, see `cost.tiles.Table`:
+libtpu 0.0.48.1 of jax 0.11.2 and 0.0.50.1 of 0.12.0.1 do, 0.0.42.1 of 0.10.2 doesn't."""
+
 
 def primitive_names() -> frozenset[str]:
     """The names of all primitives in the modules of jax that are loaded; what a new jax adds is among them.

@@ -106,7 +106,7 @@ class Pipeline:
         self.kinds = input_kinds(traced.graph, self.rules)
         self.batch_dims = batch_dims(traced.graph, self.rules)
         self.graph = narrowed(traced.graph, self.rules, target.profile.kind)
-        self.crossing = traffic(self.graph, self.rules, target.profile.kind)
+        self.crossing = traffic(self.graph, self.rules, target.profile.kind, target.profile.usable_bytes)
         self.waited = waited_values(traced)
         ops = zip(traced.graph.ops, self.rules, strict=True)
         unknown = sorted({f"`{op.primitive}` at {op.source}" for op, rule in ops if rule.note})

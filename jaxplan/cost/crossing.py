@@ -21,6 +21,7 @@ from .images import Lanes
 from .indices import Prepared, prepared
 from .invariants import Invariant
 from .kept_tanhs import BiasedTanh
+from .lookups import Lookups
 from .merged_products import Merging
 from .on_chip import Resident
 from .product_windows import Windowed
@@ -52,7 +53,8 @@ class Traffic:
       fills: buffers that one kernel fills, see there; invariants: GPU: see `loop_invariants`.
       over: for values those whose buffers they may take, see `overwritable`.
       images: TPU: values in the layout of convolutions, see `image_lanes`.
-      rows: TPU: see `sliced`, `written`, `tiled_in_rows`; copied_images: see `copied_reads`; tables: see `row_updates`;
+      lookups: TPU: see there; rows: TPU: see `sliced`, `written`, `tiled_in_rows`; copied_images: see `copied_reads`;
+        tables: see `row_updates`;
         spread: see `spread_reads`; squares: TPU: see `shared_squares`; apart: GPU: see `made_apart` and `reordered`;
         reordered: GPU: the latter's value by (product, place), where a kernel more copies it; turned_results: GPU;
         wide: TPU: see `wide_copies`; scores, twice: TPU: see `added_scores`, `scores_twice`; shared: TPU: see
@@ -75,6 +77,7 @@ class Traffic:
     invariants: tuple[Invariant, ...]
     over: Mapping[int, tuple[int, ...]]
     images: Mapping[int, Lanes]
+    lookups: Lookups
     rows: Mapping[int, Tiling]
     copied_images: tuple[tuple[int, int], ...]
     tables: tuple[RowUpdate, ...]

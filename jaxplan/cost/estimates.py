@@ -27,6 +27,7 @@ from ..sharding import ELEMENTWISE, NONE, UNREDUCED, MeshAxes
 from .crossing import Traffic
 from .held_back import PRODUCTS
 from .indices import HELD
+from .lookups import Lookups, table_tiling
 from .selections import is_selection
 from .tiles import LANES, SUBLANES, Tiling, device_bytes, lies_in_rows, local_sizes
 
@@ -141,7 +142,8 @@ def estimated(
             found[op.index] = max(traffic_s, priced_s, _ELEMENT_S * padded)
         elif op.index in lookups:
             # the last dimension of indices says where one row begins
-            rows_s = _row_bytes(graph, axes, op, row_of(op, 0)) * math.prod(sizes(op, 1)[:-1]) / bytes_per_s
+            each = _row_bytes(graph, axes, op, row_of(op, 0), crossing.lookups)
+            rows_s = each * math.prod(sizes(op, 1)[:-1]) / bytes_per_s
             found[op.index] = max(traffic_s, priced_s, rows_s)
             saved[op.index] = _SAVED[op.primitive == "gather"] * rows_s
         else:
@@ -165,13 +167,13 @@ def estimated(
     return Estimates(found, saved, busy)
 
 
-def _row_bytes(graph: Graph, axes: MeshAxes, op: Op, row: np.ndarray) -> float:
+def _row_bytes(graph: Graph, axes: MeshAxes, op: Op, row: np.ndarray, lookups: Lookups) -> float:
     """What is taken to be moved for each row that is looked up in a table of this layout or added to it."""
     table, gathers = graph.values[op.operands[0]], op.primitive == "gather"
     columns = int(local_sizes(table.shape, row[None], axes)[0, -1])
     if not gathers and columns % LANES == 0 and device_bytes(table, row[None], axes, "tpu")[0] <= HELD:
         return 0.0  # whole tiles that vector memory holds are added to as fast as memory is
-    each = 1 if lies_in_rows(table, row, axes) else max(columns, _FEWEST)
+    each = 1 if lies_in_rows(table, row, axes, table_tiling(lookups, op)) else max(columns, _FEWEST)
     return (each * (_GATHERED if gathers else _SCATTERED) + 1) * LANES * table.item_bytes
 
 

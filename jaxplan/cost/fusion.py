@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from ..ir import LOOP_EDGES, SUMS, VIEWS, Graph, Op
 from ..sharding import Rule
@@ -35,6 +36,7 @@ from .kept_tanhs import biased_tanhs
 from .kernel_starts import kernel_starts
 from .kinds import COMPUTED_AGAIN, SMALL, kinds_of, source_values
 from .levels import costs_more_again, kernels_reading, run_at_level
+from .lookups import Lookups, lookups_of
 from .masks import (
     COMPARISONS,
     CURVES,
@@ -53,15 +55,7 @@ from .outermost import outside_tiles
 from .parted import parted_rows
 from .product_sums import products_with_sums
 from .product_windows import windowed
-from .residency import (
-    Flow,
-    second_stacks,
-    stack_traffic,
-    taken_in,
-    unmoved,
-    unwidened,
-    written_again,
-)
+from .residency import Flow, second_stacks, stack_traffic, taken_in, unmoved, unwidened, written_again
 from .row_sums import row_sums
 from .run_at import run_at
 from .scores import exponentiated, made_at_once, makes_scores, masks_capped
@@ -78,16 +72,19 @@ from .vector_kernels import vector_kernels
 from .written import most_read, written_by, written_in_loops
 
 
-def traffic(graph: Graph, rules: Sequence[Rule], platform: str) -> Traffic:
-    """What crosses memory in `graph` when XLA compiles it for `platform` ("tpu", "gpu" or "cpu"); see the module."""
-    found = _Kernels(graph, rules, platform).traffic()
+def traffic(graph: Graph, rules: Sequence[Rule], platform: str, usable_bytes: int = 0) -> Traffic:
+    """What crosses memory in `graph` when XLA compiles it for `platform` ("tpu", "gpu" or "cpu"), whose devices have
+    `usable_bytes` (0: see `lookups_of`); see the module."""
+    lookups = lookups_of(graph, usable_bytes) if platform == "tpu" else {}
+    found = _Kernels(graph, rules, platform, lookups).traffic()
     resident = residents(graph, rules, found.reads, found.writes) if platform == "tpu" and graph.loops else {}
-    return replace(found, bodies=bodies(graph, platform, traffic), resident=resident)
+    inner = bodies(graph, platform, partial(traffic, usable_bytes=usable_bytes))
+    return replace(found, bodies=inner, resident=resident)
 
 
 class _Kernels:
-    def __init__(self, graph: Graph, rules: Sequence[Rule], platform: str) -> None:
-        self.graph, self.rules, self.platform = graph, rules, platform
+    def __init__(self, graph: Graph, rules: Sequence[Rule], platform: str, lookups: Lookups) -> None:
+        self.graph, self.rules, self.platform, self.lookups = graph, rules, platform, lookups
         self.source = source_values(graph, rules)
         # kernels are made of the program's own types: what they read and write is narrowed afterwards
         self.share = [0.5 if tensor.narrowed else 1.0 for tensor in graph.values]
@@ -315,8 +312,9 @@ class _Kernels:
         flow = Flow(graph=self.graph, rules=self.rules, kinds=self.kinds, source=self.source, producers=self.producers,
                     loop_of=self.loop_of)  # fmt: skip
         times = run_at(flow, self.platform, self.stored, self.leaves, self.op_level)
-        tpu, gpu = self.platform == "tpu", self.platform == "gpu"
-        again, tables = written_again(flow) if gpu else set(), row_updates(self.graph, self.rules) if tpu else ()
+        tpu, gpu, lookups = self.platform == "tpu", self.platform == "gpu", self.lookups
+        in_rows, again = tiled_in_rows(self.graph, lookups) if tpu else {}, written_again(flow) if gpu else set()
+        tables = row_updates(self.graph, self.rules, lookups) if tpu else ()
         for op in self.graph.ops:
             if op.primitive in ("scan_slice", "scan_stack"):
                 moved = stack_traffic(flow, op, self.platform, self.leaves, self.product_operands.keys(), again)
@@ -348,8 +346,8 @@ class _Kernels:
             second_stacks=second_stacks(flow, self.platform),
             invariants=loop_invariants(flow) if gpu else (),
             over=overwritable(flow, self.stored, times if gpu else None, self.onto.values()) if tpu or gpu else {},
-            images=self.images, scores=self.scores,
-            rows={**outside_tiles(flow), **spanned, **tiled_in_rows(self.graph), **lanes_left(flow)} if tpu else {},
+            images=self.images, scores=self.scores, lookups=lookups,
+            rows={**outside_tiles(flow), **spanned, **in_rows, **lanes_left(flow)} if tpu else {},
             copied_images=copied_reads(self.graph, self.stored, self.producers) if tpu else (),
             tables=tables, spread=spread_reads(self.graph, self.images) if self.images else (),
             squares=shared_squares(flow, self.stored) if tpu else (),

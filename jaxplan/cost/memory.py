@@ -27,6 +27,7 @@ from .held_back import PRODUCTS, awaited_sums
 from .images import lanes_read
 from .indices import same_indices
 from .ledger import Ledger, MemoryProfile
+from .lookups import Lookups, lookups_of
 from .residency import SecondStack
 from .selections import is_selection
 from .squares import Squares, whole_squares
@@ -65,6 +66,7 @@ def simulate_memory(
     platform: str = "cpu",
     whole_sums: bool = False,
     images: Mapping[int, tuple[int, int]] | None = None,
+    lookups: Lookups | None = None,
     rows: Mapping[int, Tiling] | None = None,
     over: Mapping[int, tuple[int, ...]] | None = None,
     lives: Lives | None = None,
@@ -94,7 +96,8 @@ def simulate_memory(
       waited: values that wait behind a loop: until when, and the share of their bytes that they wait in.
       platform: "tpu", "gpu" or "cpu", see `device_bytes`; whole_sums: see `CostModel.whole_sums`;
         images, over, copied_images, tables, spread, squares: see `Traffic`.
-      lives: `lives_of(graph, stored, times)`, and rows: `tiled_in_rows(graph)`, where they are known.
+      lives: `lives_of(graph, stored, times)`, lookups: `lookups_of(graph)`, and rows: `tiled_in_rows(graph, lookups)`,
+        where they are known.
       kinds: for every input position its kind ("parameter", "optimizer", ...).
       values, reads: the layout row of every value where it is made, and of every operand as it is read; values
         without a row are made where they are used and take no memory, unless they are results: outputs has their
@@ -109,9 +112,11 @@ def simulate_memory(
     inputs = {value: position for position, value in enumerate(graph.inputs)}
 
     known: dict[tuple[object, ...], int] = {}
+    if lookups is None:
+        lookups = lookups_of(graph) if platform == "tpu" else {}
     if rows is None:
-        rows = tiled_in_rows(graph) if platform == "tpu" else {}
-    tilings: dict[int, Tiling] = {**(images or {}), **rows, **tiled_as_read(graph, axes, rows, reads)}
+        rows = tiled_in_rows(graph, lookups) if platform == "tpu" else {}
+    tilings: dict[int, Tiling] = {**(images or {}), **rows, **tiled_as_read(graph, axes, lookups, rows, reads)}
 
     def local(value: int, row: np.ndarray, as_read: Value | None = None) -> int:
         tensor, tiling = as_read or graph.values[value], tilings.get(value, "any")
@@ -175,7 +180,7 @@ def simulate_memory(
     copies, own_reads = _copies(graph, axes, needed, values, reads, local, when, whole_sums, awaited, alike)
     for key, (start, stop, size) in copies.items():
         ledger.add("copies", start, stop, size, value=key[0])
-    in_rows = [*table_copies(graph, axes, tables, rows, values, reads, local, when, needed)] if rows else []
+    in_rows = [*table_copies(graph, axes, tables, lookups, rows, values, reads, local, when, needed)] if rows else []
     for table in in_rows:
         ledger.add("copies", table.start, table.stop, table.size, value=table.value if table.brief else None)
     for copy in _image_copies(graph, axes, copied_images, reads, when, needed):

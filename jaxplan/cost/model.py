@@ -218,7 +218,7 @@ class CostModel:
         kernel = crossing.kernels[op.index]
         if kernel is not None and kernel.places:  # kernels of their own bring it into rows, and back
             for value, places in zip(op.results, options.results, strict=True):
-                local_bytes += table_bytes(graph.values[value], places, self.axes, kernel.updates)[1]
+                local_bytes += table_bytes(graph.values[value], places, self.axes, kernel.updates, kernel.tiling)[1]
         if op.primitive in LOOP_EDGES:
             return np.maximum(self.memory_seconds(local_bytes), start_s)
         if fused(op, rule):
@@ -307,7 +307,7 @@ class CostModel:
         if kernel is None or self.profile.tile_s is None:
             return local
         if kernel.updates and len(tensor.shape) > 1:
-            local = local * table_bytes(tensor, places, self.axes, kernel.updates)[0]
+            local = local * table_bytes(tensor, places, self.axes, kernel.updates, kernel.tiling)[0]
         # what is computed of a narrower type is read in that one, element by element
         tiles = min(size_bytes, tensor.bytes / tensor.item_bytes) / parts / _TILE
         if kernel.in_rows:

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..ir import Graph, Op
 from ..sharding import ELEMENTWISE, MeshAxes
-from .tiles import device_bytes, lies_in_rows, local_sizes
+from .tiles import Tiling, device_bytes, lies_in_rows, local_sizes
 
 
 def stays_in_rows(graph: Graph) -> frozenset[int]:
@@ -60,12 +60,21 @@ def _adds(op: Op, position: int) -> bool:
 
 
 def cut_to_columns(
-    graph: Graph, axes: MeshAxes, gradient: int, updated: Iterable[tuple[int, int]], values: Mapping[int, np.ndarray]
+    graph: Graph,
+    axes: MeshAxes,
+    gradient: int,
+    updated: Iterable[tuple[int, int]],
+    values: Mapping[int, np.ndarray],
+    tiling: Tiling = "table",
 ) -> dict[int, int]:
     """By argument the bytes in rows of what is updated a column a device with a gradient of wider rows: it takes its
-    column out of them, and a row of one stays in tiles of 128 (a table of 16 columns over 16 v6e: 51 MB for 0.4)."""
+    column out of them, and a row of one stays in tiles of 128 (a table of 16 columns over 16 v6e: 51 MB for 0.4).
+
+    Args:
+      tiling: of the gradient, see `lies_in_rows`.
+    """
     made = values.get(gradient)
-    if made is None or not lies_in_rows(graph.values[gradient], made, axes):
+    if made is None or not lies_in_rows(graph.values[gradient], made, axes, tiling):
         return {}
     found, wide = {}, local_sizes(graph.values[gradient].shape, made[None], axes)[0, -1] > 1
     for argument, value in updated if wide else ():

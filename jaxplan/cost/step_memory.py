@@ -110,7 +110,7 @@ def step_memory(
     if model.profile.kind == "tpu":
         before, times = times, after_lookups(graph, crossing.tied, times, values, reads)
         tied = [one.product for one in crossing.tied if times[one.product] != before[one.product]]
-        lists = [*list_copies(graph, axes, values, reads, times, model.profile.on_chip_bytes or 0)]
+        lists = [*list_copies(graph, axes, crossing.lookups, values, reads, times, model.profile.on_chip_bytes or 0)]
         scattered = {one.value: one.stop - 1 for one in lists if one.size and one.given_up and one.in_rows}
         if model.profile.sparse_core_copies and scattered:
             times = put_off(graph, times, scattered, max(scattered.values()))
@@ -211,7 +211,8 @@ def step_memory(
         graph, axes, stored, kinds, values, reads,
         inside=crossing.inside, second_stacks=crossing.second_stacks, fills=crossing.fills, times=times,
         op_scratch=scratch,
-        images=crossing.images, rows=crossing.rows, over=crossing.over, waited=waited, outputs=outputs,
+        images=crossing.images, lookups=crossing.lookups, rows=crossing.rows, over=crossing.over,
+        waited=waited, outputs=outputs,
         copied_images=crossing.copied_images, tables=crossing.tables, spread=crossing.spread, squares=crossing.squares,
         platform=model.profile.kind, whole_sums=model.whole_sums,
         vector=vector, lives=lives, converted=converted,

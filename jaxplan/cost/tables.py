@@ -20,12 +20,13 @@ four with those written by hand).  Else it is written there at once (3, 4 and 8 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ..ir import Graph, Op, Value, settled_values
 from ..sharding import ELEMENTWISE, MeshAxes, Rule, pieces
+from .lookups import Lookups, table_tiling
 from .row_layouts import cut_to_columns, stays_in_rows
 from .tiles import RowsOf, Tiling, device_bytes, lies_in_rows, local_sizes
 
@@ -39,17 +40,19 @@ class RowUpdate(NamedTuple):
     Attributes:
       gradient: what the scatter makes.
       updated: (donated argument of its shape, next value) of the table, its moments and whatever else.
+      tiling: of the gradient, see `lookups`.
     """
 
     gradient: int
     updated: tuple[tuple[int, int], ...]
+    tiling: Tiling = "table"
 
 
-def row_updates(graph: Graph, rules: Sequence[Rule]) -> tuple[RowUpdate, ...]:
+def row_updates(graph: Graph, rules: Sequence[Rule], lookups: Lookups) -> tuple[RowUpdate, ...]:
     """The tables of a step that are updated with rows scattered into zeros."""
     settled, found = settled_values(graph), []
     for op in graph.lookups():
-        if op.primitive == "gather" or not _rows_of(op, graph):
+        if op.primitive == "gather" or not lookups[op.index]:
             continue
         gradient = op.results[0]
         shape, made = graph.values[gradient].shape, {gradient}
@@ -58,20 +61,23 @@ def row_updates(graph: Graph, rules: Sequence[Rule]) -> tuple[RowUpdate, ...]:
                 made.update(v for v in later.results if graph.values[v].shape == shape)
         updated = tuple((settled[v], v) for v in sorted(made) if v in settled)
         if updated:
-            found.append(RowUpdate(gradient, updated))
+            found.append(RowUpdate(gradient, updated, table_tiling(lookups, op)))
     return tuple(found)
 
 
 def table_bytes(
-    tensor: Value, places: np.ndarray, axes: MeshAxes, updates: int
+    tensor: Value, places: np.ndarray, axes: MeshAxes, updates: int, tiling: Tiling = "table"
 ) -> tuple[np.ndarray, np.ndarray]:
     """`float64[n]` twice: how many times a tensor's bytes the kernel moves that updates it, and the bytes, as they lie,
     that are copied into rows and back for it, or a gradient into columns, for each of the `updates` of one table.
 
+    Args:
+      tiling: see `RowUpdate`.
+
     See the module for when which is done; of what needs no copy nothing.
     """
     whole = np.maximum(tensor.bytes / pieces(places, axes), 1.0)
-    padded = device_bytes(tensor, places, axes, "tpu", "table")
+    padded = device_bytes(tensor, places, axes, "tpu", tiling)
     waste = padded / np.maximum(device_bytes(tensor, places, axes, "tpu"), 1.0)
     in_columns = (waste > _PADDED) & (updates > _FEW)
     copied = np.where(waste > 1, padded + whole, 0.0)
@@ -97,6 +103,7 @@ def table_copies(
     graph: Graph,
     axes: MeshAxes,
     updates: Sequence[RowUpdate],
+    lookups: Lookups,
     rows: Mapping[int, Tiling],
     values: Mapping[int, np.ndarray],
     reads: Mapping[tuple[int, int], np.ndarray],
@@ -107,22 +114,24 @@ def table_copies(
     """What a TPU copies into rows, and gradients into columns.
 
     Args:
-      rows: see `tiled_in_rows`; values, reads: see `simulate_memory`; local: bytes of a value in a layout.
+      lookups: see `lookups_of`; rows: see `tiled_in_rows`; values, reads: see `simulate_memory`; local: a value's
+        bytes.
       when: when each operation runs; needed: until when its operands are.
     """
 
-    def in_rows(value: int, row: np.ndarray) -> int:
-        size = int(device_bytes(graph.values[value], row[None, :], axes, "tpu", "table")[0])
+    def in_rows(value: int, row: np.ndarray, tiling: Tiling = "table") -> int:
+        size = int(device_bytes(graph.values[value], row[None, :], axes, "tpu", tiling)[0])
         return size if size > local(value, row) else 0
 
     producers = graph.producers()
-    yield from _returned_rows(graph, axes, values, reads, local, when)
-    yield from _brief_rows(graph, axes, rows, values, reads, local, when, needed)
-    for value in _sums(graph) if rows else ():
-        if (made := values.get(value)) is not None and (size := in_rows(value, made)):
+    yield from _returned_rows(graph, axes, lookups, values, reads, local, when)
+    yield from _brief_rows(graph, axes, lookups, rows, values, reads, local, when, needed)
+    for value in _sums(graph, lookups) if rows else ():
+        tiling = table_tiling(lookups, graph.ops[producers[value]])
+        if (made := values.get(value)) is not None and (size := in_rows(value, made, tiling)):
             yield TableCopy(value, when[producers[value]], when[producers[value]] + 1, size, brief=True)
     copies: dict[tuple[int, bytes], TableCopy] = {}
-    for op, value, row in _gathered(graph, reads, rows, producers):
+    for op, value, row in _gathered(graph, lookups, reads, rows, producers):
         if size := in_rows(value, row):
             key = value, row.tobytes()
             before = copies.get(key, TableCopy(value, when[op], needed[op], size))
@@ -130,9 +139,9 @@ def table_copies(
     last = max((when[producers[v]] for update in updates for _, v in update.updated), default=0)
     for update in updates:
         known = [(a, v) for a, v in update.updated if a in values and v in values]
-        yield from _in_their_shape(graph, axes, update.gradient, known, values, local, when, producers)
-        of_whole = cut_to_columns(graph, axes, update.gradient, update.updated, values)
-        padded = {a: of_whole.get(a) or in_rows(a, values[v]) for a, v in known}
+        yield from _in_their_shape(graph, axes, update, known, values, local, when, producers)
+        of_whole = cut_to_columns(graph, axes, update.gradient, update.updated, values, update.tiling)
+        padded = {a: of_whole.get(a) or in_rows(a, values[v], update.tiling) for a, v in known}
         pairs = [(a, v) for a, v in known if padded[a]]
         if not pairs:
             continue
@@ -152,7 +161,7 @@ def table_copies(
 def _in_their_shape(
     graph: Graph,
     axes: MeshAxes,
-    gradient: int,
+    update: RowUpdate,
     updated: Sequence[tuple[int, int]],
     values: Mapping[int, np.ndarray],
     local: Callable[[int, np.ndarray], int],
@@ -160,6 +169,7 @@ def _in_their_shape(
     producers: Sequence[int],
 ) -> Iterator[TableCopy]:
     """Gradients of several tables in one tensor that lies in columns, and what is updated in their order."""
+    gradient = update.gradient
     op, row = graph.ops[producers[gradient]], values.get(gradient)
     numbers = op.params["dimension_numbers"]
     tables, places = numbers.operand_batching_dims, numbers.scatter_dims_to_operand_dims
@@ -169,20 +179,20 @@ def _in_their_shape(
         return
     tensor = graph.values[gradient]
     sizes = local_sizes(tensor.shape, row[None], axes)[0]
-    if sizes[list(tables)].max() > 1 and not lies_in_rows(tensor, row, axes):
+    if sizes[list(tables)].max() > 1 and not lies_in_rows(tensor, row, axes, update.tiling):
         size = int(device_bytes(tensor, row[None], axes, "tpu", frozenset((tables[-1], places[0])))[0])
         at, waste = when[producers[updated[0][1]]], size / max(local(gradient, row), 1)
         buffers = len(updated) if waste > _PADDED else 2 * len(updated) - 1
         yield TableCopy(gradient, at, at + 1, size * (buffers if waste > 1 else 1))
 
 
-def tiled_in_rows(graph: Graph) -> dict[int, Tiling]:
+def tiled_in_rows(graph: Graph, lookups: Lookups) -> dict[int, Tiling]:
     """The values that gathers and scatters of whole rows read and make, but for the step's arguments and results, and
     what is made of these in rows."""
     found: dict[int, Tiling] = {}
-    ends, kept = {*graph.inputs, *graph.outputs, *_sums(graph)}, stays_in_rows(graph)
-    for op in graph.lookups():
-        for value, tiling in _rows_of(op, graph):
+    ends, kept = {*graph.inputs, *graph.outputs, *_sums(graph, lookups)}, stays_in_rows(graph)
+    for moved in lookups.values():
+        for value, tiling in moved:
             before = found.get(value)
             if value in ends or (before is not None and not isinstance(tiling, RowsOf)):
                 continue
@@ -197,13 +207,12 @@ def tiled_in_rows(graph: Graph) -> dict[int, Tiling]:
     return found
 
 
-def _sums(graph: Graph) -> Iterator[int]:
+def _sums(graph: Graph, lookups: Lookups) -> Iterator[int]:
     """Rows that are added up in a table which is no gradient of an argument and that nothing is gathered from: they are
     copied out of rows at once (graph networks' nodes; GraphSAGE on v6e and graph convolutions on v5e)."""
     tables, uses = {graph.values[v].shape for v in settled_values(graph)}, graph.uses()
-    lookups = {op.index for op in graph.lookups()}
     for op in graph.lookups():
-        if op.primitive != "gather" and "table" in [tiling for _, tiling in _rows_of(op, graph)]:
+        if op.primitive != "gather" and any(isinstance(tiling, RowsOf) for _, tiling in lookups[op.index]):
             looked_up = any(reader in lookups for reader, _ in uses[op.results[0]])
             if graph.values[op.results[0]].shape not in tables and not looked_up:
                 yield op.results[0]
@@ -219,15 +228,20 @@ def _made_in_rows(graph: Graph, kept: Collection[int]) -> Iterator[tuple[Op, int
 
 
 def tiled_as_read(
-    graph: Graph, axes: MeshAxes, rows: Mapping[int, Tiling], reads: Mapping[tuple[int, int], np.ndarray]
+    graph: Graph,
+    axes: MeshAxes,
+    lookups: Lookups,
+    rows: Mapping[int, Tiling],
+    reads: Mapping[tuple[int, int], np.ndarray],
 ) -> dict[int, Tiling]:
     """`tiled_in_rows` where it is decided in which layouts the tables are read, of all rows."""
     found: dict[int, Tiling] = {}
     for op in graph.lookups() if rows else ():
-        for value, tiling in _rows_of(op, graph):
+        for value, tiling in lookups[op.index]:
             row = reads.get((op.index, 0))
             if isinstance(tiling, RowsOf) and isinstance(of := rows.get(value), RowsOf) and row is not None:
-                kept = not of.brief and lies_in_rows(graph.values[op.operands[0]], row, axes)
+                table = table_tiling(lookups, op)
+                kept = not of.brief and lies_in_rows(graph.values[op.operands[0]], row, axes, table)
                 rank = len(graph.values[value].shape)
                 otherwise: Tiling = frozenset((rank - 2, rank - 1)) if tiling.listed else "any"
                 found[value] = "rows" if kept or found.get(value) == "rows" else otherwise
@@ -240,6 +254,7 @@ def tiled_as_read(
 def _brief_rows(
     graph: Graph,
     axes: MeshAxes,
+    lookups: Lookups,
     rows: Mapping[int, Tiling],
     values: Mapping[int, np.ndarray],
     reads: Mapping[tuple[int, int], np.ndarray],
@@ -251,13 +266,14 @@ def _brief_rows(
     `row_layouts`)."""
     uses = graph.uses()
     for op in graph.lookups():
-        for value, _ in _rows_of(op, graph)[:1]:
+        for value, _ in lookups[op.index][:1]:
             row = values.get(value) if op.primitive == "gather" else reads.get((op.index, 2))
             of, table = rows.get(value), reads.get((op.index, 0))
             if row is None or table is None or not (isinstance(of, RowsOf) and of.brief):
                 continue
             size = int(device_bytes(graph.values[value], row[None], axes, "tpu", "rows")[0])
-            if size > local(value, row) and lies_in_rows(graph.values[op.operands[0]], table, axes):
+            looked_in = graph.values[op.operands[0]]
+            if size > local(value, row) and lies_in_rows(looked_in, table, axes, table_tiling(lookups, op)):
                 start, ends = when[op.index], dict[bool, list[int]]({True: [], False: []})
                 for reader, _ in uses[value] if op.primitive == "gather" else ():
                     ends[graph.ops[reader].primitive == "dot_general"].append(needed[reader])
@@ -268,6 +284,7 @@ def _brief_rows(
 def _returned_rows(
     graph: Graph,
     axes: MeshAxes,
+    lookups: Lookups,
     values: Mapping[int, np.ndarray],
     reads: Mapping[tuple[int, int], np.ndarray],
     local: Callable[[int, np.ndarray], int],
@@ -276,7 +293,7 @@ def _returned_rows(
     """Gathers that are returned: their rows are copied into results, which lie as results do."""
     returned = set(graph.outputs)
     for op in graph.lookups():
-        if op.primitive != "gather" or op.results[0] not in returned or not _rows_of(op, graph):
+        if op.primitive != "gather" or op.results[0] not in returned or not lookups[op.index]:
             continue
         value, table = op.results[0], reads.get((op.index, 0))
         if value in values and table is not None and lies_in_rows(graph.values[op.operands[0]], table, axes):
@@ -286,7 +303,11 @@ def _returned_rows(
 
 
 def _gathered(
-    graph: Graph, reads: Mapping[tuple[int, int], np.ndarray], rows: Mapping[int, Tiling], producers: Sequence[int]
+    graph: Graph,
+    lookups: Lookups,
+    reads: Mapping[tuple[int, int], np.ndarray],
+    rows: Mapping[int, Tiling],
+    producers: Sequence[int],
 ) -> Iterator[tuple[int, int, np.ndarray]]:
     """(operation, argument, its layout there) of every gather from an argument, which lies as arguments do.
 
@@ -294,7 +315,7 @@ def _gathered(
     """
     arguments = set(graph.inputs)
     for op in graph.lookups() if rows else ():
-        if op.operands[:1] not in [(table,) for table, _ in _rows_of(op, graph)] or (op.index, 0) not in reads:
+        if op.operands[:1] not in [(table,) for table, _ in lookups[op.index]] or (op.index, 0) not in reads:
             continue
         argument = op.operands[0]
         while argument >= 0 and producers[argument] >= 0:
@@ -302,37 +323,6 @@ def _gathered(
             argument = maker.operands[0] if maker.primitive == "convert_element_type" else -1
         if argument in arguments:
             yield op.index, argument, reads[op.index, 0]
-
-
-def _rows_of(op: Op, graph: Graph) -> list[tuple[int, Tiling]]:
-    """The tables and the rows of one of `Graph.lookups` whose rows' last dimension is moved whole."""
-    if op.primitive == "gather":
-        rows, windows = op.results[0], op.params["dimension_numbers"].offset_dims
-    else:
-        rows, windows = op.operands[2], op.params["dimension_numbers"].update_window_dims
-    if len(graph.values[rows].shape) - 1 not in windows:
-        return []
-    tables = [op.operands[0]] if op.primitive == "gather" else [op.operands[0], *op.results]
-    if len(dims := _wide_rows(graph.values[rows].shape, windows)) > 1:
-        alone = {*_alone(op.params["dimension_numbers"])}
-        of_table = [d for d in range(len(graph.values[tables[0]].shape)) if d not in alone]
-        spanned = frozenset(of_table[sorted(windows).index(d)] for d in dims)
-        return [(rows, dims), *((table, spanned) for table in tables)]
-    places = [size for d, size in enumerate(graph.values[rows].shape) if d not in windows and size > 1]
-    listed = RowsOf((graph.values[op.operands[0]],), len(places) > 1)
-    return [(rows, listed), *((table, "table") for table in tables)]
-
-
-def _wide_rows(shape: Sequence[int], windows: Sequence[int]) -> frozenset[int]:
-    """Of rows the dimensions of one of them that have more than one element."""
-    return frozenset(d for d in windows if shape[d] > 1)
-
-
-def _alone(numbers: Any) -> tuple[int, ...]:
-    """Dimensions of a table of which a row has one place, and no dimension of its own."""
-    if hasattr(numbers, "offset_dims"):
-        return (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
-    return (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
 
 
 class ListCopy(NamedTuple):
@@ -354,6 +344,7 @@ class ListCopy(NamedTuple):
 def list_copies(
     graph: Graph,
     axes: MeshAxes,
+    lookups: Lookups,
     values: Mapping[int, np.ndarray],
     reads: Mapping[tuple[int, int], np.ndarray],
     when: Sequence[int],
@@ -366,12 +357,12 @@ def list_copies(
     """
     uses, producers = graph.uses(), graph.producers()
     for op in graph.lookups():
-        for value, tiling in _rows_of(op, graph)[:1]:
+        for value, tiling in lookups[op.index][:1]:
             gathered = op.primitive == "gather"
             row, table = values.get(value) if gathered else reads.get((op.index, 2)), reads.get((op.index, 0))
             if not (isinstance(tiling, RowsOf) and tiling.listed) or row is None or table is None:
                 continue
-            if lies_in_rows(graph.values[op.operands[0]], table, axes):
+            if lies_in_rows(graph.values[op.operands[0]], table, axes, table_tiling(lookups, op)):
                 continue
             tensor, dims = graph.values[value], frozenset(len(graph.values[value].shape) - d for d in (1, 2))
             size = int(device_bytes(tensor, row[None], axes, "gpu")[0])

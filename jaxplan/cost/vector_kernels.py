@@ -18,6 +18,7 @@ from ..ir import Op
 from ..sharding import Rule
 from .residency import Flow
 from .tables import RowUpdate
+from .tiles import Tiling
 
 
 class VectorKernel(NamedTuple):
@@ -30,6 +31,7 @@ class VectorKernel(NamedTuple):
       item_bytes: of an element of the widest of those: the order is that in which this one lies.
       updates: of a table's update, the tensors that are updated together, see `tables`; else 0.
       places: whether the operation makes one of them; fills: whether it makes the zeros that rows are added to.
+      tiling: of the table, see `RowUpdate`.
     """
 
     arrays: int
@@ -38,6 +40,7 @@ class VectorKernel(NamedTuple):
     updates: int = 0
     places: bool = False
     fills: bool = False
+    tiling: Tiling = "table"
 
 
 def vector_kernels(
@@ -75,8 +78,8 @@ def vector_kernels(
 
     filled = {flow.producers[table.gradient] for table in tables}
     filled = {op for op in filled if flow.source[graph.ops[op].operands[0]]}
-    updated = {v: len(table.updated) for table in tables for _, v in table.updated}
-    of_kernel = {kernels.find(flow.producers[v]): count for v, count in updated.items()}
+    updated = {v: table for table in tables for _, v in table.updated}
+    of_kernel = {kernels.find(flow.producers[v]): table for v, table in updated.items()}
 
     def found(op: Op) -> VectorKernel | None:
         kernel = kernels.find(op.index)
@@ -85,8 +88,9 @@ def vector_kernels(
         if flow.kinds[op.index] == "heavy" or not arrays[kernel] or (kernel in closed and kernel not in along):
             return None
         places = not updated.keys().isdisjoint(op.results)
-        updates, widest = of_kernel.get(kernel, 0), along.get(kernel, 4.0)
-        return VectorKernel(arrays[kernel], kernel in along, widest, updates, places)
+        table, widest = of_kernel.get(kernel), along.get(kernel, 4.0)
+        updates, tiling = (len(table.updated), table.tiling) if table else (0, "table")
+        return VectorKernel(arrays[kernel], kernel in along, widest, updates, places, tiling=tiling)
 
     return tuple(map(found, graph.ops))
 

@@ -99,7 +99,7 @@ def price(
     where = realised(graph, rules, model.axes, layouts, found)
     refined = replace(model, axes=where.axes, links=tuple(model.link(name) for name, _ in where.axes))
     graph = narrowed(graph, rules, model.profile.kind)
-    crossing = traffic(graph, rules, model.profile.kind)
+    crossing = traffic(graph, rules, model.profile.kind, model.profile.usable_bytes)
     seconds, flops = {}, {}
     free = source_values(graph, rules)
     for op in graph.ops:

@@ -45,7 +45,7 @@ def build(
     """
     rules = graph_rules(graph) if rules is None else rules
     graph = graph if graph.narrow_reads else narrowed(graph, rules, model.profile.kind)
-    crossing = crossing or traffic(graph, rules, model.profile.kind)
+    crossing = crossing or traffic(graph, rules, model.profile.kind, model.profile.usable_bytes)
     builder = _Builder(graph, model, rules, crossing, input_pins or {}, output_pins or {}, max_strategies, waited)
     return builder.build(limit_bytes)
 

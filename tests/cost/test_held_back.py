@@ -141,7 +141,7 @@ def test_layers_wait_while_sparse_cores_copy_a_recommenders_rows() -> None:
     values = {v.index: np.full(1, -1, np.int8) for v in graph.values if not v.constant}
     reads = {(op.index, i): values[v] for op in graph.ops for i, v in enumerate(op.operands) if v in values}
     crossing = traffic(graph, graph_rules(graph), "tpu")
-    lists = list(list_copies(graph, axes, values, reads, crossing.times, 0))
+    lists = list(list_copies(graph, axes, crossing.lookups, values, reads, crossing.times, 0))
     (rows,) = (one for one in lists if one.given_up)
     maker = graph.ops[graph.producers()[rows.value]]
     (spread,) = (one for one in lists if one.value in maker.operands)

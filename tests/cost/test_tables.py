@@ -11,11 +11,16 @@ import pytest
 from jax.sharding import AbstractMesh
 
 import jaxplan
+from jaxplan._jax import ADDED_ROWS_ARE_COUNTED
 from jaxplan.cost import CostModel, device_bytes, traffic
 from jaxplan.cost.squares import whole_squares
 from jaxplan.hardware import load_profile
 from jaxplan.ir import trace
 from jaxplan.sharding import NONE, graph_rules, strategies
+
+BEFORE_0_11 = pytest.mark.skipif(
+    ADDED_ROWS_ARE_COUNTED, reason="XLA of jax 0.11 and 0.12 keeps these tables in rows: the figures are jax 0.10's"
+)
 
 
 def step(state: Any, batch: Any) -> Any:
@@ -182,6 +187,7 @@ def test_updates_of_many_moments_go_along_columns() -> None:
     assert update_s(143_092, 4, 2) < update_s(143_092, 4, 1)
 
 
+@BEFORE_0_11
 def test_what_is_made_of_a_sum_waits_for_its_kernel() -> None:
     """The gathered bags and the rows that are scattered are not there at once (compiled for one v5e, jax 0.10.2, libtpu
     0.0.42.1; 403 MB were predicted)."""
@@ -194,6 +200,7 @@ def test_what_is_made_of_a_sum_waits_for_its_kernel() -> None:
     assert -0.005 <= planned.plan(*shapes).cost.peak_bytes / 264_613_376 - 1 < 0.03
 
 
+@BEFORE_0_11
 @pytest.mark.parametrize(("tables", "heap"), [(5, 742_950_912), (8, 205_438_976)])
 def test_tables_in_one_tensor_are_updated_in_the_order_of_their_gradient_where_that_is_padded(
     tables: int, heap: int

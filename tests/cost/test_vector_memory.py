@@ -255,7 +255,7 @@ NETWORKS: dict[str, tuple[Any, Any]] = {
 
 BEFORE_0_12 = pytest.mark.skipif(
     jax.__version_info__ >= (0, 11),
-    reason="XLA of jax 0.12 copies large tables into rows, 5.7 GB for 0.6: not modelled",
+    reason="XLA of jax 0.12 leaves the gradient of 16 columns in main memory, 160 MB for 109: not modelled",
 )
 
 
@@ -265,7 +265,7 @@ BEFORE_0_12 = pytest.mark.skipif(
     [
         pytest.param("gpt", "tpu-v5e:2x4", "ilp", 0.95, 1.15, id="f32", marks=pytest.mark.aot_broad),
         pytest.param("llama", "tpu-v5e:2x4", "ilp", 0.93, 1.15, id="16000 words", marks=pytest.mark.aot_broad),
-        pytest.param("dlrm", "tpu-v5e:2x4", "ilp", 0.95, 1.1, id="tables", marks=BEFORE_0_12),
+        pytest.param("dlrm", "tpu-v5e:2x4", "ilp", 0.95, 1.1, id="tables"),
         pytest.param("columns", "tpu-v6e:4x4", "ilp", 0.95, 1.1, id="a column of wider rows", marks=BEFORE_0_12),
         pytest.param("lstm", "tpu-v5p:2x2x2", "fsdp", 0.95, 1.15, id="stacks", marks=pytest.mark.aot_broad),
         pytest.param("mlp", "tpu-v5p:2x2x2", "ilp", 0.9, 1.1, id="products in main memory, and a bias' gradient"),
