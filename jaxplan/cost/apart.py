@@ -7,7 +7,9 @@ it, and none is kept in between: Llama's grouped attention converts its softmax 
 backward pass, once more for their gradient (H100, jax 0.10.2).  Not so where the product left the keys last, as that
 of `jax.nn.dot_product_attention` does under its `vmap`: one kernel a row of scores makes the softmax and writes it, and
 both products read that.  Under remat, where both products are near, one kernel
-may write both copies (eight queries a group).  What is a batch of the products that read, but none of the one that the
+may write both copies (eight queries a group).  And where one product reads the value as it lies, as the gradient of
+values that all heads have in common does, the kernel that transposes it for the other one writes both, and it is
+kept (`memory_orders.is_read_as_it_lies`).  What is a batch of the products that read, but none of the one that the
 value is made of, has to come first in memory: it is transposed as that product writes it, and both read it so (experts
 that every token meets, `btd,edf->ebtf`, and what a gelu makes of them).  Where the transposition only exchanges the
 two operands' dimensions, so does XLA, and the value lies in order: attention of one query a group, whose softmax is
@@ -32,31 +34,16 @@ import numpy as np
 
 from ..ir import Graph, Op
 from ..sharding import MeshAxes
-from .residency import Flow, permuted, unwidened
-from .scores import is_batched
+from .memory_orders import Orders, in_memory, is_read_as_it_lies
+from .residency import Flow, permuted
 from .tiles import device_bytes
 
 if TYPE_CHECKING:
     from .crossing import Traffic
 
 
-class Orders(NamedTuple):
-    """Where values lie.
-
-    Attributes:
-      of: for what products read where each of its dimensions lies, and of which products it is made, with where they
-        would as each wrote it; by_rows: see `softmaxes_by_rows`.
-    """
-
-    of: Mapping[int, tuple[tuple[int, ...], Mapping[int, tuple[int, ...]]]]
-    by_rows: Set[int]
-
-
 _TRITON = 16
 """Of what the sequence has to be a multiple for Triton's products, which read any order."""
-
-NO_ORDERS = Orders({}, frozenset())
-
 
 def made_apart(flow: Flow, cheap: Set[int], orders: Orders) -> Mapping[int, tuple[tuple[int, int], ...]]:
     """The (product, place) that read each value that is made for each of them.
@@ -90,6 +77,7 @@ def made_apart(flow: Flow, cheap: Set[int], orders: Orders) -> Mapping[int, tupl
         for value, maker in makers.items()
         if (maker is None and _in_two_orders(flow, value, reads[value]))
         or (maker and maker.index not in orders.by_rows and _is_handed_on(flow, maker, batch[value]))
+        if not any(is_read_as_it_lies(flow, orders, index, place) for index, place in reads[value])
     }
 
 
@@ -133,21 +121,6 @@ def _behind_batch(flow: Flow, index: int, place: int) -> tuple[int, ...]:
     return (*kept, *sums) if place == 0 else (*sums, *kept)
 
 
-def softmaxes_by_rows(flow: Flow) -> set[int]:
-    """The products of scores whose softmax is along their own last dimension: one kernel makes it, row by row."""
-    found = set[int]()
-    for op in flow.graph.ops:
-        axes: Sequence[int] = op.params.get("axes", ()) if op.primitive == "reduce_sum" else ()
-        made = flow.producers[unwidened(flow.graph, flow.producers, op.operands[0])] if len(axes) == 1 else -1
-        if made >= 0 and flow.graph.ops[made].primitive == "exp":
-            for product, lies in _made_of(flow, op.operands[0])[1].items():
-                shape = flow.graph.values[flow.graph.ops[product].results[0]].shape
-                last = max((d for d, size in enumerate(shape) if size > 1), default=-1)
-                if lies[axes[0]] == last and is_batched(flow.graph.ops[product]):
-                    found.add(product)
-    return found
-
-
 def _is_handed_on(flow: Flow, product: Op, batches: int) -> bool:
     """Whether what is made of a product stays in its order for products with so many batch dimensions: it has as many,
     and not all that reads it reads it with its first operand's dimensions behind its second's."""
@@ -164,31 +137,6 @@ def _is_handed_on(flow: Flow, product: Op, batches: int) -> bool:
     )
 
 
-def orders_of(flow: Flow) -> Orders:
-    """For what products read, but for its own transpositions: where each of its dimensions lies, and of which products
-    it is made, with where they would as each wrote it, see `_made_of`.
-
-    Where nothing of its shape is transposed all lies in order, and that is not asked: a network's stream of activations
-    would be followed to its beginning for every product.
-    """
-    values = flow.graph.values
-    transposed = {tuple(sorted(values[op.results[0]].shape)) for op in flow.graph.ops if op.primitive == "transpose"}
-    found: dict[int, tuple[tuple[int, ...], Mapping[int, tuple[int, ...]]]] = {}
-    by_rows = softmaxes_by_rows(flow)
-    for op in flow.graph.ops:
-        if op.primitive == "dot_general" and flow.rules[op.index].matmul:
-            for value in op.operands:
-                made_of, _ = _in_memory(flow, value)
-                shape = values[made_of].shape
-                if made_of in found:
-                    continue
-                in_order = tuple(range(len(shape))), dict[int, tuple[int, ...]]()
-                found[made_of] = _made_of(flow, made_of) if tuple(sorted(shape)) in transposed else in_order
-                for product in by_rows.intersection(found[made_of][1]):
-                    found[made_of] = found[made_of][1][product], found[made_of][1]
-    return Orders(found, by_rows)
-
-
 def reordered(flow: Flow, orders: Orders) -> Mapping[int, tuple[tuple[int, int], ...]]:
     """The (product, place) that read each value that a kernel transposes for each of them.
 
@@ -198,7 +146,8 @@ def reordered(flow: Flow, orders: Orders) -> Mapping[int, tuple[tuple[int, int],
     grouped attention, of which one product sums the keys and the other the queries and the group, once for each, where
     the softmax is read from a loop's stack (f32[4, 8, 2, 512, 512] of a Llama compiled for H100, jax 0.10.2).  Unrolled
     or under remat they lie as the scores' product wrote them, and both products read them so (groups of 2 and 4), and
-    everywhere where the softmax is made by rows, see `softmaxes_by_rows`.
+    everywhere where the softmax is made by rows, see `softmaxes_by_rows`.  What one of them reads as it lies (see
+    `memory_orders.is_read_as_it_lies`) is transposed for the others alone.
 
     Args:
       orders: see `orders_of`.
@@ -209,7 +158,7 @@ def reordered(flow: Flow, orders: Orders) -> Mapping[int, tuple[tuple[int, int],
             continue
         contracted, batched = op.params["dimension_numbers"]
         for place, value in enumerate(op.operands):
-            made_of, order = _in_memory(flow, value)
+            made_of, order = in_memory(flow, value)
             sums, batch = contracted[place], batched[place]
             kept = [d for d in range(len(flow.graph.values[value].shape)) if d not in (*sums, *batch)]
             maker = flow.producers[made_of]
@@ -217,7 +166,7 @@ def reordered(flow: Flow, orders: Orders) -> Mapping[int, tuple[tuple[int, int],
                 continue
             lies, _ = orders.of[made_of]
             rows = [[lies[order[d]] for d in dims if d in order] for dims in (sums, batch, kept)]
-            if rows != [sorted(row) for row in rows]:
+            if rows != [sorted(row) for row in rows] and not is_read_as_it_lies(flow, orders, op.index, place):
                 reads.setdefault(made_of, []).append((value, (op.index, place)))
     found: dict[int, tuple[tuple[int, int], ...]] = {}
     for made_of, wanted in reads.items():
@@ -227,17 +176,6 @@ def reordered(flow: Flow, orders: Orders) -> Mapping[int, tuple[tuple[int, int],
         for value, product in wanted if len(wanted) > 1 else ():
             found[value] = (*found.get(value, ()), product)
     return found
-
-
-def _in_memory(flow: Flow, value: int) -> tuple[int, dict[int, int]]:
-    """What `value` is a transposition of, and the place there of each of its dimensions of more than one element."""
-    shape = flow.graph.values[value].shape
-    order = list(range(len(shape)))
-    while (maker := flow.producers[value]) >= 0 and flow.graph.ops[maker].primitive == "transpose":
-        permutation = flow.graph.ops[maker].params["permutation"]
-        order = [permutation[place] for place in order]
-        value = flow.graph.ops[maker].operands[0]
-    return value, {d: place for d, (place, size) in enumerate(zip(order, shape, strict=True)) if size > 1}
 
 
 def copies_apart(
@@ -362,30 +300,3 @@ def _before(graph: Graph, value: int) -> int | None:
         and graph.ops[producers[v]].primitive != "broadcast_in_dim"
     ]
     return alike[0] if len(alike) == 1 and op.primitive != "dot_general" else None
-
-
-def _made_of(flow: Flow, value: int) -> tuple[tuple[int, ...], dict[int, tuple[int, ...]]]:
-    """Where each dimension of what is elementwise made lies, and of which products it is made, with where it would as
-    each wrote it: as in a stack that it is made of, else as in a product's result that is transposed for it, else in
-    order."""
-    shape = flow.graph.values[value].shape
-    in_order = tuple(range(len(shape)))
-    products: dict[int, tuple[int, ...]] = {}
-    open_, seen = [(value, in_order)], {value}
-    while open_:
-        at, lies = open_.pop()
-        maker = flow.producers[at]
-        op = flow.graph.ops[maker] if maker >= 0 else None
-        if op is None or op.primitive == "scan_slice":
-            return in_order, {}
-        if op.primitive == "dot_general":
-            products[maker] = lies
-        elif flow.kinds[maker] == "fused":
-            if op.primitive == "transpose":
-                lies = tuple(op.params["permutation"][place] for place in lies)
-            for operand in op.operands:
-                tensor = flow.graph.values[operand]
-                if not flow.source[operand] and operand not in seen and sorted(tensor.shape) == sorted(shape):
-                    seen.add(operand)
-                    open_.append((operand, lies))
-    return next((lies for lies in products.values() if lies != in_order), in_order), products

@@ -19,7 +19,7 @@ from functools import partial
 from ..ir import LOOP_EDGES, SUMS, VIEWS, Graph, Op
 from ..sharding import Rule
 from .added_scores import added_scores
-from .apart import NO_ORDERS, made_apart, orders_of, reordered, turned_results
+from .apart import made_apart, reordered, turned_results
 from .bodies import bodies
 from .carries import stacked_at_once
 from .conversions import conversions
@@ -48,7 +48,9 @@ from .masks import (
     read_at,
     read_by_expansions,
     read_whole,
+    scales_logistic,
 )
+from .memory_orders import NO_ORDERS, orders_of
 from .merged_products import mergings
 from .on_chip import residents
 from .outermost import outside_tiles
@@ -77,9 +79,8 @@ def traffic(graph: Graph, rules: Sequence[Rule], platform: str, usable_bytes: in
     `usable_bytes` (0: see `lookups_of`); see the module."""
     lookups = lookups_of(graph, usable_bytes) if platform == "tpu" else {}
     found = _Kernels(graph, rules, platform, lookups).traffic()
-    resident = residents(graph, rules, found.reads, found.writes) if platform == "tpu" and graph.loops else {}
-    inner = bodies(graph, platform, partial(traffic, usable_bytes=usable_bytes))
-    return replace(found, bodies=inner, resident=resident)
+    kept = residents(graph, rules, found.reads, found.writes) if platform == "tpu" and graph.loops else {}
+    return replace(found, bodies=bodies(graph, platform, partial(traffic, usable_bytes=usable_bytes)), resident=kept)
 
 
 class _Kernels:
@@ -277,9 +278,10 @@ class _Kernels:
 
     def _dear(self, op: Op, value: int) -> bool:
         """Whether `op` takes long, and is half precision, of what is normalised, or read by many, or masks such."""
-        if op.primitive not in DEAR or is_dear(self.graph, op, value in self.bent):
+        alone = scales_logistic(self.graph, self.producers, op)
+        if not alone and (op.primitive not in DEAR or is_dear(self.graph, op, value in self.bent)):
             return op.primitive in DEAR or masks_capped(self.graph, self.producers, op)
-        return len(read_at(self.graph, self.kinds, self.op_level, value)) >= MANY_READERS
+        return len(read_at(self.graph, self.kinds, self.op_level, value, alone=alone)) >= MANY_READERS
 
     def _added_later(self, op: Op, value: int) -> bool:
         """Whether a sum is read by another sum alone, in whose kernel XLA for GPU adds all of it up."""

@@ -22,7 +22,8 @@ the argument, the tanh and the result (MLPs of six layers, GPTs of four unrolled
 for H100, jax 0.10.2). In f32, twice the bytes, it computes it again (an MLP-Mixer and a perceiver), as it does an error
 function in either type, but those of what is normalised just before (MLPs with layer normalisations in front of their
 gelus, a wav2vec 2) and those that three kernels or more read (capped logits and capped scores of attention, and what a
-normalisation follows: the largest of each row, the sum of exponentials and the gradient); a logistic function always.
+normalisation follows: the largest of each row, the sum of exponentials and the gradient); a logistic function always,
+but what caps logits, scaled, is stored for those three.
 An erfc it stores in both (MLPs of four layers with exact gelus, erfs and erfcs; H100).
 One in bf16 that is converted to f32 next is stored in f32 (`narrowing`). What is made of one of these functions of
 what is normalised, and of another array as large, is in memory if a later kernel reads it, and so is what a sum reads:
@@ -178,23 +179,41 @@ MANY_READERS = 3
 """Kernels that read a function before it is stored in f32, too."""
 
 
-def read_at(graph: Graph, kinds: Sequence[str], levels: Sequence[int], value: int) -> set[int]:
-    """The levels at which a value, or what is made of it alone by elementwise operations, is read.
+def read_at(
+    graph: Graph, kinds: Sequence[str], levels: Sequence[int], value: int, *, alone: bool = False
+) -> set[int]:
+    """The levels at which a value, or what is made of it by elementwise operations, is read.
 
     A sum's kernel makes what it sums, and is of the level of that.
+
+    Args:
+      alone: what is made of another array as large, too, is not asked.
     """
     found, todo, seen, uses = set[int](), [value], {value}, graph.uses()
-    size = math.prod(graph.values[value].shape)
+    size, producers = math.prod(graph.values[value].shape), graph.producers()
+
+    def as_large(operand: int) -> bool:
+        maker = producers[operand]
+        spread = maker >= 0 and graph.ops[maker].primitive == "broadcast_in_dim"
+        return operand not in seen and not spread and math.prod(graph.values[operand].shape) == size
+
     while todo:
         for index, _ in uses[todo.pop()]:
             op = graph.ops[index]
             if kinds[index] in ("fused", "reduction"):
                 found.add(levels[index])
-            if kinds[index] == "fused":
+            if kinds[index] == "fused" and not (alone and any(map(as_large, op.operands))):
                 more = [v for v in op.results if v not in seen and math.prod(graph.values[v].shape) == size]
                 seen.update(more)
                 todo += more
     return found
+
+
+def scales_logistic(graph: Graph, producers: Sequence[int], op: Op) -> bool:
+    """Whether an operation scales what a logistic function makes by a number, as capped logits."""
+    wide = [v for v in op.operands if math.prod(graph.values[v].shape) > 1]
+    made = producers[wide[0]] if op.primitive in ("mul", "div") and len(wide) == 1 else -1
+    return made >= 0 and graph.ops[made].primitive == "logistic"
 
 
 def halves(graph: Graph, producers: Sequence[int]) -> Iterator[int]:

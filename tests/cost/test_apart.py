@@ -10,9 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxplan
 from jaxplan.cost import CostModel, traffic
-from jaxplan.hardware import load_profile
+from jaxplan.hardware import compile_for, load_profile
 from jaxplan.ir import trace
+from jaxplan.lowering import compiled_memory
 from jaxplan.sharding import graph_rules, strategies
 
 LENGTH, HEADS, GROUP, WIDTH = 2048, 4, 4, 64
@@ -54,6 +56,54 @@ def test_a_grouped_softmax_is_converted_for_each_of_its_products(scores: str, co
     assert [graph.values[v].shape[-1] * graph.values[v].bytes / LENGTH for v in found] == [SCORES * 2] * count
     assert all(len({op for op, _ in products}) == 2 for products in found.values())
     assert not traffic(graph, graph_rules(graph), "tpu").apart
+
+
+def multi_query(scores: str, layers: int = 1) -> Any:
+    """SGD on attention of one key and value for all heads, whose scores are written as `scores`."""
+
+    def step(weights: Any, x: Any) -> Any:
+        def loss(weights: Any) -> Any:
+            h = x
+            for w in weights:
+                q, k = jnp.einsum("btd,dhk->bthk", h, w["q"]), h @ w["k"]
+                p = jax.nn.softmax(jnp.einsum(f"bthk,bsk->{scores}", q, k).astype(jnp.float32), scores.index("s"))
+                made = jnp.einsum(f"{scores},bsk->bthk", p.astype(h.dtype), k)
+                h = h + jnp.einsum("bthk,dhk->btd", made, w["q"])
+            return jnp.mean(h.astype(jnp.float32) ** 2)
+
+        return jax.tree.map(lambda w, g: w - g, weights, jax.grad(loss)(weights))
+
+    shapes = {"q": (1024, 16, 64), "k": (1024, 64)}
+    weights = [{name: jax.ShapeDtypeStruct(shape, jnp.bfloat16) for name, shape in shapes.items()}] * layers
+    return step, (weights, jax.ShapeDtypeStruct((16, 1024, 1024), jnp.bfloat16))
+
+
+def test_a_softmax_that_one_product_reads_as_it_lies_is_kept_for_it() -> None:
+    """Of one key for all heads the scores lie as [b, s, t, h], and the values' gradient sums t and h, which lie side by
+    side in what it multiplies them with: the kernel that transposes the softmax for the values writes it as it lies,
+    too (eight layers of a GPT with 16 heads: 3290 MB compiled for H100, 2766 predicted before, 3303 since; jax
+    0.10.2)."""
+    step, given = multi_query("bhts")
+    graph = trace(step, given, {}).graph
+    crossing = traffic(graph, graph_rules(graph), "gpu")
+    softmax = [
+        op.results[0] for op in graph.ops
+        if graph.values[op.results[0]].shape == (16, 16, 1024, 1024) and op.primitive == "convert_element_type"
+        and graph.values[op.results[0]].dtype == "bfloat16"
+    ]  # fmt: skip
+    assert softmax and crossing.apart.keys().isdisjoint(softmax)
+    assert crossing.stored[softmax[0]]
+
+
+@pytest.mark.aot_gpu
+@pytest.mark.usefixtures("cuda_compiler")
+def test_multi_query_attention_is_compiled_to_what_is_planned() -> None:
+    step, given = multi_query("bhts", layers=6)
+    mesh = jaxplan.target("h100:1x1x8").mesh(data=8)
+    sharded = jaxplan.auto_shard(step, mesh, donate_argnums=0, hardware="h100", options={"search": "data"})
+    predicted = sharded.plan(*given).cost.peak_bytes
+    compiled = compiled_memory(compile_for(sharded.lower(*given), mesh)).peak_bytes
+    assert 0.95 * compiled < predicted < 1.1 * compiled
 
 
 def test_a_softmax_of_one_query_a_group_is_kept_for_both_of_its_products() -> None:

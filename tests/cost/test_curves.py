@@ -123,6 +123,19 @@ def test_what_three_kernels_read_is_kept_in_f32() -> None:
     assert capped["tanh"] == "float32"
     assert "tanh" not in in_memory(lambda w, x, labels: jax.grad(loss)(w, x, labels, False), *shapes, labels)
 
+    def by_logistic(w: Any, x: Any, labels: Any) -> Any:
+        logits = 30 * jax.nn.sigmoid((x @ w).astype(jnp.float32) / 7.5)
+        return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1).mean()
+
+    capped = in_memory(jax.grad(by_logistic), *shapes, labels)  # scaled; its derivative is made of the product again
+    assert capped["mul"] == "float32" and capped["dot_general"] == "bfloat16" and "logistic" not in capped
+
+    def gated(w: Any, x: Any) -> Any:
+        hidden = jax.nn.silu((x @ w).astype(jnp.float32)).astype(x.dtype)
+        return jnp.mean((hidden @ w.T).astype(jnp.float32) ** 2)
+
+    assert "mul" not in in_memory(jax.grad(gated), *shapes)
+
     def activated(w: Any, x: Any) -> Any:
         return (jnp.tanh((x @ w).astype(jnp.float32)) @ w.T.astype(jnp.float32)).sum()
 
