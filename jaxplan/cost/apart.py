@@ -32,15 +32,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ..hardware import Profile
 from ..ir import Graph, Op
 from ..sharding import MeshAxes
 from .memory_orders import Orders, in_memory, is_read_as_it_lies
 from .residency import Flow, permuted
-from .tiles import device_bytes
+from .split_k import local_product, split_ways
+from .tiles import device_bytes, local_sizes
 
 if TYPE_CHECKING:
     from .crossing import Traffic
 
+
+_HALF = 2
+"""Bytes of an element of half precision."""
 
 _TRITON = 16
 """Of what the sequence has to be a multiple for Triton's products, which read any order."""
@@ -215,6 +220,46 @@ def apart_scratch(
             size = float(device_bytes(operand, row[None], axes, "gpu")[0])
             found[at] = found.get(at, 0) + math.ceil(size)
     return found
+
+
+def kept_for_parts(
+    graph: Graph,
+    axes: MeshAxes,
+    crossing: Traffic,
+    times: Sequence[int],
+    reads: Mapping[tuple[int, int], np.ndarray],
+    profile: Profile,
+) -> Iterator[tuple[int, int, int]]:
+    """(start, stop, bytes) of what is made apart for two products and kept for both, as the scores lie.
+
+    Of the second one's summed dimensions the first is as long as there are parts (see `split_k`): each part reads one
+    place of it, wherever it lies.  Then the softmax is written once, and transposed for the first product (grouped
+    attention whose scores are `bkgts` in bf16, of 4 parts and groups of 4 or 2 and 2, sequences of 512 to 2048; not of
+    other numbers, nor of scores in f32; H100, jax 0.10.2).
+    """
+    for value, products in crossing.apart.items():
+        (first, _), (last, place) = min(products, key=lambda p: times[p[0]]), max(products, key=lambda p: times[p[0]])
+        op, rows = graph.ops[last], [reads.get((last, i)) for i in range(2)]
+        sums = op.params["dimension_numbers"][0][place]
+        if len(products) != 2 or len(sums) < 2 or rows[0] is None or rows[1] is None or not _is_half(graph, value):
+            continue
+        product = local_product(graph, op, crossing.producers, rows[0][None], rows[1][None], axes)
+        tensor, row = graph.values[op.operands[place]], reads[last, place][None]
+        parts = 1.0 if product is None else float(split_ways(product, profile)[0])
+        if parts > 1 and parts == local_sizes(tensor.shape, row, axes)[0, sums[0]]:
+            yield times[first], times[last] + 1, int(device_bytes(tensor, row, axes, "gpu")[0])
+
+
+def _is_half(graph: Graph, value: int) -> bool:
+    """Whether a value, and the product that it is elementwise made of, are of two bytes an element."""
+    producers, size = graph.producers(), math.prod(graph.values[value].shape)
+    made = value
+    while (maker := producers[made]) >= 0 and graph.ops[maker].primitive != "dot_general":
+        alike = [v for v in graph.ops[maker].operands if math.prod(graph.values[v].shape) == size]
+        if not alike:
+            return False
+        made = alike[-1]
+    return maker >= 0 and graph.values[made].item_bytes == graph.values[value].item_bytes == _HALF
 
 
 class TurnedResult(NamedTuple):

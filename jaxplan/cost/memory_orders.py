@@ -66,19 +66,24 @@ def softmaxes_by_rows(flow: Flow) -> set[int]:
 
 
 def is_read_as_it_lies(flow: Flow, orders: Orders, index: int, place: int) -> bool:
-    """Whether a product reads several summed dimensions of an operand last, and next to each other in its other one,
-    as both lie: XLA then sums in that order, and the copy is written by the kernel that writes the first one."""
+    """Whether a product reads several summed dimensions of an operand last, as they lie: in the order in which it sums
+    them, or next to each other in its other operand, too, for XLA then sums in that order.
+
+    The copy is written by the kernel that writes the first one.
+    """
     op = flow.graph.ops[index]
     contracted, batched = op.params["dimension_numbers"]
     lies, others = (_places(flow, orders, v) for v in (op.operands[place], op.operands[1 - place]))
     pairs = zip(contracted[place], contracted[1 - place], strict=True)
-    sums = sorted((lies[d], others[e]) for d, e in pairs if d in lies and e in others)
+    sums = [(lies[d], others[e]) for d, e in pairs if d in lies and e in others]
     if len(sums) < 2:
         return False
     kept = [d for d in lies if d not in (*contracted[place], *batched[place])]
-    order = [lies[d] for d in (*batched[place], *kept) if d in lies] + [here for here, _ in sums]
-    first = sums[0][1]
-    return order == sorted(order) and [there for _, there in sums] == [*range(first, first + len(sums))]
+    in_order = [there for _, there in sorted(sums)]
+    if sums != sorted(sums) and in_order != [*range(in_order[0], in_order[0] + len(sums))]:
+        return False
+    order = [lies[d] for d in (*batched[place], *kept) if d in lies] + [here for here, _ in sorted(sums)]
+    return order == sorted(order)
 
 
 def _places(flow: Flow, orders: Orders, value: int) -> dict[int, int]:

@@ -13,7 +13,7 @@ from ..hardware import xla_times
 from ..ir import Graph, Op, lives_of
 from ..sharding import UNREDUCED, MeshAxes
 from .added_scores import kept_products
-from .apart import apart_scratch, turned_copies
+from .apart import apart_scratch, kept_for_parts, turned_copies
 from .beside_gathers import beside_gathers, late_lookups
 from .bodies import Body
 from .caches_on_gpu import turned_for_products
@@ -155,6 +155,7 @@ def step_memory(
         beside += turned_for_products(graph, axes, crossing.read_caches, times, values)
         beside += turned_gradients(graph, axes, stored, times, values)
         beside += transposed_for_kernels(graph, axes, times, reads)
+        beside += kept_for_parts(graph, axes, crossing, times, reads, model.profile)
         beside += kept_slices(graph, axes, crossing.merged, lives, values, reads)
         given_up = {one.result: one.start + 1 for one in turned}
         for one in turned:
