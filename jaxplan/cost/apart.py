@@ -81,8 +81,12 @@ def made_apart(flow: Flow, cheap: Set[int], orders: Orders) -> Mapping[int, tupl
         value: tuple(reads[value])
         for value, maker in makers.items()
         if (maker is None and _in_two_orders(flow, value, reads[value]))
-        or (maker and maker.index not in orders.by_rows and _is_handed_on(flow, maker, batch[value]))
-        if not any(is_read_as_it_lies(flow, orders, index, place) for index, place in reads[value])
+        or (
+            maker
+            and maker.index not in orders.by_rows
+            and _is_handed_on(flow, maker, batch[value])
+            and not any(is_read_as_it_lies(flow, orders, index, place) for index, place in reads[value])
+        )
     }
 
 

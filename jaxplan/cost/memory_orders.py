@@ -66,24 +66,25 @@ def softmaxes_by_rows(flow: Flow) -> set[int]:
 
 
 def is_read_as_it_lies(flow: Flow, orders: Orders, index: int, place: int) -> bool:
-    """Whether a product reads several summed dimensions of an operand last, as they lie: in the order in which it sums
-    them, or next to each other in its other operand, too, for XLA then sums in that order.
+    """Whether a product reads an operand as it lies: batches first, then what it sums and what else there is, or the
+    other way round, either in its order; or what it sums as it lies next to each other in its other operand, too, for
+    XLA then sums in that order.
 
-    The copy is written by the kernel that writes the first one.
+    What is made for other products, too, is then kept for this one: the kernel that transposes it for the first one
+    writes both.
     """
     op = flow.graph.ops[index]
     contracted, batched = op.params["dimension_numbers"]
     lies, others = (_places(flow, orders, v) for v in (op.operands[place], op.operands[1 - place]))
     pairs = zip(contracted[place], contracted[1 - place], strict=True)
     sums = [(lies[d], others[e]) for d, e in pairs if d in lies and e in others]
-    if len(sums) < 2:
-        return False
-    kept = [d for d in lies if d not in (*contracted[place], *batched[place])]
     in_order = [there for _, there in sorted(sums)]
     if sums != sorted(sums) and in_order != [*range(in_order[0], in_order[0] + len(sums))]:
         return False
-    order = [lies[d] for d in (*batched[place], *kept) if d in lies] + [here for here, _ in sorted(sums)]
-    return order == sorted(order)
+    batch = [lies[d] for d in batched[place] if d in lies]
+    kept = [lies[d] for d in lies if d not in (*contracted[place], *batched[place])]
+    summed = [here for here, _ in sorted(sums)]
+    return any(order == sorted(order) for order in ([*batch, *kept, *summed], [*batch, *summed, *kept]))
 
 
 def _places(flow: Flow, orders: Orders, value: int) -> dict[int, int]:
