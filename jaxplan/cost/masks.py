@@ -15,7 +15,8 @@ what is put together is written in bf16 (a radiance field's layer that reads its
 model's loss over `logits[:, :-1]` the logits' gradient is in memory, of one over all logits it is not.  And a product's
 kernel goes on until what it makes is read several times or sliced: f32 capped logits that are sliced are written in the
 place of bf16 logits, which are kept where nothing but a conversion is between (sixteen functions; v5e, jax 0.10.2,
-2026-11-23).
+2026-11-23).  What is read several times on the way, as by a gelu, a silu or a relu's mask, is written beside (gated
+layers that split what their function makes; v5e, jax 0.10.2, 2026-11-29).
 
 XLA for GPU stores a tanh in bf16 that the backward pass reads again, though its argument is in memory too: of a gelu
 the argument, the tanh and the result (MLPs of six layers, GPTs of four unrolled ones, a BERT and a ConvNeXt, compiled
@@ -142,9 +143,31 @@ def _sliced(graph: Graph, rules: Sequence[Rule], producers: Sequence[int], sourc
         if maker >= 0 and rules[maker].matmul:
             while len(chain) > 1 and len(uses[chain[-1]]) == 1:
                 chain.pop()
-            if (last := producers[chain[-1]]) != maker and graph.ops[last].primitive != "convert_element_type":
-                found.add(chain[-1])
+            # what reads the product, too, as a relu's mask does, has it beside
+            kept = value if producers[chain[-1]] == maker else chain[-1]
+            if (last := producers[kept]) != maker and graph.ops[last].primitive != "convert_element_type":
+                found.add(kept)
+        elif _of_one_product(graph, rules, producers, source, value):
+            found.add(value)
     return found
+
+
+def _of_one_product(
+    graph: Graph, rules: Sequence[Rule], producers: Sequence[int], source: Sequence[bool], value: int
+) -> bool:
+    """Whether a value is elementwise made of one product that it reads several times, as a gelu or a silu does."""
+    seen, todo, products = {value}, [value], set[int]()
+    while todo:
+        made = todo.pop()
+        if (maker := producers[made]) < 0 or not (rules[maker].matmul or rules[maker].follows):
+            return False
+        if rules[maker].matmul:
+            products.add(made)
+            continue
+        read = {v for v in graph.ops[maker].operands if not (source[v] or _is_broadcast(graph, producers[v]))} - seen
+        seen |= read
+        todo += read
+    return len(products) == 1 and value not in products
 
 
 def _is_broadcast(graph: Graph, maker: int) -> bool:

@@ -73,3 +73,23 @@ def test_a_products_kernel_goes_on_until_what_it_makes_is_sliced(capped: bool, k
     shapes = jax.ShapeDtypeStruct((8, 128, 64), jnp.bfloat16), jax.ShapeDtypeStruct((64, 4096), jnp.bfloat16)
     large = [p for p in stored(step, *shapes) if p in ("tanh", "dot_general", "convert_element_type", "slice")]
     assert large == [kept]
+
+
+@pytest.mark.parametrize(("function", "beside"), [(jax.nn.silu, True), (jax.nn.relu, True), (jnp.tanh, False)])
+def test_a_function_of_a_product_is_written_where_it_is_split(function: Any, beside: bool) -> None:
+    """Six gated layers under their own plan take 645 MB on eight v5e, 342 predicted before; of a tanh, whose derivative
+    is made of it, 343 (jax 0.10.2)."""
+
+    def step(h: Any, up: Any, down: Any) -> Any:
+        def loss(up: Any) -> Any:
+            gate, value = jnp.split(function(h @ up), 2, -1)
+            return jnp.mean(((gate * value) @ down).astype(jnp.float32) ** 2)
+
+        return jax.grad(loss)(up)
+
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((8192, 512), (512, 3072), (1536, 512))]
+    graph = trace(step, shapes, {}).graph
+    found = traffic(graph, graph_rules(graph), "tpu").stored
+    (split,) = [op for op in graph.ops if op.primitive == "split"]
+    product = next(op for op in graph.ops if op.primitive == "dot_general")
+    assert found[split.operands[0]] and found[product.results[0]] == beside
