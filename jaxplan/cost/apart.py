@@ -36,7 +36,7 @@ from ..hardware import Profile
 from ..ir import Graph, Op
 from ..sharding import MeshAxes
 from .memory_orders import Orders, in_memory, is_read_as_it_lies
-from .residency import Flow, permuted
+from .residency import Flow, made_of, permuted
 from .split_k import local_product, split_ways
 from .tiles import device_bytes, local_sizes
 
@@ -49,6 +49,7 @@ _HALF = 2
 
 _TRITON = 16
 """Of what the sequence has to be a multiple for Triton's products, which read any order."""
+
 
 def made_apart(flow: Flow, cheap: Set[int], orders: Orders) -> Mapping[int, tuple[tuple[int, int], ...]]:
     """The (product, place) that read each value that is made for each of them.
@@ -167,19 +168,19 @@ def reordered(flow: Flow, orders: Orders) -> Mapping[int, tuple[tuple[int, int],
             continue
         contracted, batched = op.params["dimension_numbers"]
         for place, value in enumerate(op.operands):
-            made_of, order = in_memory(flow, value)
+            base, order = in_memory(flow, value)
             sums, batch = contracted[place], batched[place]
             kept = [d for d in range(len(flow.graph.values[value].shape)) if d not in (*sums, *batch)]
-            maker = flow.producers[made_of]
+            maker = flow.producers[base]
             if maker < 0 or flow.kinds[maker] != "fused":
                 continue
-            lies, _ = orders.of[made_of]
+            lies, _ = orders.of[base]
             rows = [[lies[order[d]] for d in dims if d in order] for dims in (sums, batch, kept)]
             if rows != [sorted(row) for row in rows] and not is_read_as_it_lies(flow, orders, op.index, place):
-                reads.setdefault(made_of, []).append((value, (op.index, place)))
+                reads.setdefault(base, []).append((value, (op.index, place)))
     found: dict[int, tuple[tuple[int, int], ...]] = {}
-    for made_of, wanted in reads.items():
-        products = orders.of[made_of][1]
+    for base, wanted in reads.items():
+        products = orders.of[base][1]
         if len(products) == 1 and not orders.by_rows.isdisjoint(products):
             continue  # a softmax, see above
         for value, product in wanted if len(wanted) > 1 else ():
@@ -242,28 +243,31 @@ def kept_for_parts(
     other numbers, nor of scores in f32; H100, jax 0.10.2).
     """
     for value, products in crossing.apart.items():
-        (first, _), (last, place) = min(products, key=lambda p: times[p[0]]), max(products, key=lambda p: times[p[0]])
-        op, rows = graph.ops[last], [reads.get((last, i)) for i in range(2)]
-        sums = op.params["dimension_numbers"][0][place]
-        if len(products) != 2 or len(sums) < 2 or rows[0] is None or rows[1] is None or not _is_half(graph, value):
+        if len(products) != 2:
             continue
-        product = local_product(graph, op, crossing.producers, rows[0][None], rows[1][None], axes)
-        tensor, row = graph.values[op.operands[place]], reads[last, place][None]
+        (first, _), (last, place) = sorted(products, key=lambda product: times[product[0]])
+        op, lhs, rhs = graph.ops[last], reads.get((last, 0)), reads.get((last, 1))
+        sums = op.params["dimension_numbers"][0][place]
+        if len(sums) < 2 or lhs is None or rhs is None or not _is_half(graph, crossing.producers, value):
+            continue
+        product = local_product(graph, op, crossing.producers, lhs[None], rhs[None], axes)
+        tensor, row = graph.values[op.operands[place]], (lhs, rhs)[place][None]
         parts = 1.0 if product is None else float(split_ways(product, profile)[0])
         if parts > 1 and parts == local_sizes(tensor.shape, row, axes)[0, sums[0]]:
             yield times[first], times[last] + 1, int(device_bytes(tensor, row, axes, "gpu")[0])
 
 
-def _is_half(graph: Graph, value: int) -> bool:
-    """Whether a value, and the product that it is elementwise made of, are of two bytes an element."""
-    producers, size = graph.producers(), math.prod(graph.values[value].shape)
-    made = value
-    while (maker := producers[made]) >= 0 and graph.ops[maker].primitive != "dot_general":
-        alike = [v for v in graph.ops[maker].operands if math.prod(graph.values[v].shape) == size]
-        if not alike:
-            return False
-        made = alike[-1]
-    return maker >= 0 and graph.values[made].item_bytes == graph.values[value].item_bytes == _HALF
+def _is_half(graph: Graph, producers: Sequence[int], value: int) -> bool:
+    """Whether a value, and the products of its size that it is elementwise made of, are of two bytes an element."""
+
+    def is_alike(made: int) -> bool:
+        return math.prod(graph.values[made].shape) == math.prod(graph.values[value].shape)
+
+    def within(op: Op) -> bool:
+        return op.primitive != "dot_general" and is_alike(op.results[0])
+
+    leaves = [v for v in made_of(graph, producers, value, within) if is_alike(v) and producers[v] >= 0]
+    return bool(leaves) and all(graph.values[v].item_bytes == _HALF for v in (value, *leaves))
 
 
 class TurnedResult(NamedTuple):
@@ -291,14 +295,14 @@ def turned_results(flow: Flow, orders: Orders) -> Mapping[int, TurnedResult]:
     """
     found: dict[int, TurnedResult] = {}
     uses = flow.graph.uses()
-    for made_of, (lies, products) in orders.of.items():
+    for base, (lies, products) in orders.of.items():
         for product, own in products.items() if lies != tuple(range(len(lies))) else ():
             (result,) = flow.graph.ops[product].results
             readers = [flow.graph.ops[reader] for reader, _ in uses[result]]
             wide = [r.results[0] for r in readers if r.primitive == "convert_element_type"]
             turned = (wide or [result])[0]
             if own != lies and len(uses[turned]) > 1:
-                found[product] = TurnedResult(result, turned, made_of)
+                found[product] = TurnedResult(result, turned, base)
     return found
 
 

@@ -43,7 +43,7 @@ from ..ir import Graph, Op, Value
 from ..sharding import Rule
 from .indices import adds_gathered, gathered_for_sums, unviewed
 from .precision import rounds_operands
-from .residency import unmoved
+from .residency import made_of, unmoved
 from .selections import gathered_from, is_selection
 from .sorting import selected_from, selects
 
@@ -156,18 +156,15 @@ def _of_one_product(
     graph: Graph, rules: Sequence[Rule], producers: Sequence[int], source: Sequence[bool], value: int
 ) -> bool:
     """Whether a value is elementwise made of one product that it reads several times, as a gelu or a silu does."""
-    seen, todo, products = {value}, [value], set[int]()
-    while todo:
-        made = todo.pop()
-        if (maker := producers[made]) < 0 or not (rules[maker].matmul or rules[maker].follows):
-            return False
-        if rules[maker].matmul:
-            products.add(made)
-            continue
-        read = {v for v in graph.ops[maker].operands if not (source[v] or _is_broadcast(graph, producers[v]))} - seen
-        seen |= read
-        todo += read
-    return len(products) == 1 and value not in products
+
+    def at_hand(made: int) -> bool:
+        return source[made] or _is_broadcast(graph, producers[made])
+
+    elementwise = made_of(graph, producers, value, lambda op: rules[op.index].follows and not at_hand(op.results[0]))
+    match [v for v in elementwise if not at_hand(v)]:
+        case [made]:
+            return made != value and producers[made] >= 0 and rules[producers[made]].matmul
+    return False
 
 
 def _is_broadcast(graph: Graph, maker: int) -> bool:
