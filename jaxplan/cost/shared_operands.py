@@ -17,6 +17,14 @@ Hugging Face's: from 4 times on, 2 not; not where a mask selects, or there is no
 Under remat in a loop, where both products are near, it was not
 there when memory was fullest (a Llama on v5p).  (85 stacks of attention, 256 to 8192 tokens, heads of 32 to 256
 columns, one to sixteen of them a key, and of SwiGLUs; jax 0.10.2, libtpu 0.0.42.1, 2026-11-26.)
+
+What is made of no more bytes than it has, by products of matrices or convolutions, is written where computing it in
+every kernel takes longer: a kernel takes as long as its arithmetic on the vector unit or as what it reads and writes,
+whichever is longer, and one that computes it and no more comes instead.  A silu of something scaled is written so for
+v5p, a gelu is not, neither is for v5e.  (Chains of 1 to 60 operations between products of 16 to 4096 columns and 1 x 1
+convolutions, with residuals and without; v5p, v5e and v6e, jax 0.10.2, libtpu 0.0.42.1, 2026-11-29: the operation from
+which on they are written is what this says, or the one before it.  For v5p, whose devices are two cores, the rate is
+that of one core's unit beside all of memory.)
 """
 
 from __future__ import annotations
@@ -34,20 +42,39 @@ from .added_scores import AddedScores
 from .residency import Flow, unmoved
 from .scores import is_batched, is_converted, makes_f32
 from .tiles import device_bytes, local_sizes
+from .vector_work import vector_work
 
 _WIDER = 2.0
 """Bytes of what it is made of, in its own: then it is worth a buffer."""
+_LEAST_WORK = 4
+"""Operations for an element of what an exact gelu's error function is kept for: its two products are too few (v5p)."""
+
+
+class Again(NamedTuple):
+    """What it takes to compute a value in several kernels.
+
+    Attributes:
+      work: operations of the vector unit for an element; read: bytes for one of what is in memory of it.
+      beside: bytes that each kernel reads and writes beside its operands, for one of its product's result.
+    """
+
+    work: float
+    read: float
+    beside: tuple[float, ...]
 
 
 class SharedOperand(NamedTuple):
     """What (operation, position of the operand) of products compute alike.
 
-    `rounded`: it is rounded of what is computed in wider numbers, of arrays that are none, nor added scores.
+    Attributes:
+      rounded: it is rounded of what is computed in wider numbers, of arrays that are none, nor added scores.
+      again: of what is made of no more bytes than it has, what that takes.
     """
 
     value: int
     reads: tuple[tuple[int, int], ...]
     rounded: bool
+    again: Again | None = None
 
 
 def shared_operands(
@@ -64,7 +91,7 @@ def shared_operands(
         added: scores that kernels add again.
     """
     graph, found = flow.graph, dict[int, list[tuple[int, int]]]()
-    totals = {one.total for one in added}
+    totals, uses = {one.total for one in added}, graph.uses()
 
     def is_wide(value: int) -> bool:
         read = sum(size * (1 + (leaf in totals)) for leaf, size in (leaves[value] or {}).items())
@@ -104,37 +131,128 @@ def shared_operands(
             todo += [v for v in maker.operands if graph.values[v].shape == tensor.shape and v not in large]
         return False
 
+    def again(value: int, reads: Sequence[tuple[int, int]]) -> Again | None:
+        work = vector_work(flow, value, leaves[value] or {})
+        read, count = sum((leaves[value] or {}).values()), math.prod(graph.values[value].shape)
+        kernels = [_beside(flow, uses, stored, leaves, bytes_of, graph.ops[index].results[0]) for index, _ in reads]
+        return None if work is None else Again(work, read / count, tuple(kernels))
+
     for op in graph.ops:
-        if op.primitive == "dot_general" and flow.rules[op.index].matmul and flow.loop_of[op.index] < 0:
+        if flow.rules[op.index].matmul and flow.loop_of[op.index] < 0 and len(op.operands) == 2:
             for place, value in enumerate(op.operands):
                 found.setdefault(unmoved(graph, flow.producers, value), []).append((op.index, place))
-    return tuple(
-        SharedOperand(value, tuple(reads), is_rounded(value))
-        for value, reads in found.items()
-        if len({index for index, _ in reads}) > 1
-        and flow.producers[value] >= 0
-        and not (stored[value] or flow.source[value])
-        and any(flow.producers[leaf] >= 0 for leaf in leaves[value] or ())  # of weights see `converted_weights`
-        and not any(stored[graph.ops[index].operands[place]] for index, place in reads)
-        and is_wide(value)
-    )
+    shared, erfcs = list[SharedOperand](), {op.operands[0] for op in graph.ops if op.primitive == "erfc"}
+    for value, reads in found.items():
+        if (
+            len({index for index, _ in reads}) > 1
+            and flow.producers[value] >= 0
+            and not (stored[value] or flow.source[value])
+            and any(flow.producers[leaf] >= 0 for leaf in leaves[value] or ())  # of weights see `converted_weights`
+            and not any(stored[graph.ops[index].operands[place]] for index, place in reads)
+        ):
+            takes = again(value, reads)
+            if not is_wide(value):
+                if takes is not None and not graph.values[value].narrowed:  # f32 that products read in bf16: not seen
+                    shared.append(SharedOperand(value, tuple(reads), False, takes))
+            elif erfcs.isdisjoint(leaves[value] or ()) or takes is None or takes.work >= _LEAST_WORK:
+                if all(graph.ops[index].primitive == "dot_general" for index, _ in reads):
+                    shared.append(SharedOperand(value, tuple(reads), is_rounded(value)))
+    return tuple(shared)
+
+
+def _beside(
+    flow: Flow,
+    uses: Sequence[Sequence[tuple[int, int]]],
+    stored: Sequence[bool],
+    leaves: Sequence[Mapping[int, float] | None],
+    bytes_of: Sequence[float],
+    result: int,
+) -> float:
+    """Bytes that a product's kernel writes, and reads beside the operands, for an element of the result."""
+    count, moved, todo, seen = math.prod(flow.graph.values[result].shape), dict[int, float](), [result], set[int]()
+    while todo:
+        if (value := todo.pop()) in seen:
+            continue
+        seen.add(value)
+        if stored[value]:
+            moved[value] = bytes_of[value]
+            continue
+        for reader in (flow.graph.ops[index] for index, _ in uses[value]):
+            if flow.kinds[reader.index] == "fused":
+                for operand in reader.operands:
+                    moved.update(leaves[operand] or {})
+                todo += reader.results
+    return sum(moved.values()) / max(count, 1)
+
+
+def _dearer_again(
+    again: Again, own: np.ndarray, own_bytes: np.ndarray, others: Sequence[tuple[np.ndarray, np.ndarray]],
+    profile: Profile,
+) -> np.ndarray:  # fmt: skip
+    """`bool[n]`: whether computing a value in each of its kernels takes longer than writing it and reading it there.
+
+    Args:
+      own, own_bytes: float[n], its elements and bytes; others: float[n] each, of each kernel the bytes that it reads
+        and writes beside it, and the elements of its result, which are rounded there.
+    """
+    cores = 1 + bool(profile.split_vector_memory)
+    rate = profile.vector_flops_per_s / cores / profile.assigned_bytes_per_s
+    work, read = again.work * own, again.read * own
+    computed = sum(np.maximum(rate * (read + other), work + rounded) for other, rounded in others)
+    written = np.maximum(rate * (read + own_bytes), work)
+    written = written + sum(np.maximum(rate * (own_bytes + other), rounded) for other, rounded in others)
+    return np.asarray(computed > written)
 
 
 def written_bytes(
+    graph: Graph, axes: MeshAxes, profile: Profile, shared: SharedOperand, places: Sequence[Sequence[np.ndarray]]
+) -> np.ndarray:
+    """`int64[n]`: bytes of what products share, where they would have that in memory; else 0.
+
+    Args:
+      places: of each product, or of the first of them, `int8[n, k]` of the two operands and the result.
+    """
+    first, place = shared.reads[0]
+    value = graph.values[graph.ops[first].operands[place]]
+    size = device_bytes(value, places[0][place], axes, profile.kind)
+    if shared.again is None:
+        written = np.all([
+            _larger(graph, axes, profile, read, rows, rounded=shared.rounded)
+            for read, rows in zip(shared.reads, places, strict=False)
+        ], axis=0)  # fmt: skip
+        return np.where(written, np.ceil(size), 0).astype(np.int64)
+    others = list[tuple[np.ndarray, np.ndarray]]()
+    own = local_sizes(value.shape, places[0][place], axes).prod(axis=1)
+    for position, ((index, place), beside) in enumerate(zip(shared.reads, shared.again.beside, strict=True)):
+        op = graph.ops[index]
+        sides = (op.operands[1 - place], op.results[0])
+        if position < len(places):
+            rows = places[position][1 - place], places[position][2]
+            other, result = (
+                local_sizes(graph.values[v].shape, row, axes).prod(axis=1) for v, row in zip(sides, rows, strict=True)
+            )
+        else:  # cut as what they share is
+            share = own / max(1, math.prod(value.shape))
+            other, result = (math.prod(graph.values[v].shape) * share for v in sides)
+        others.append((other * graph.values[sides[0]].item_bytes + result * beside, result))
+    written = _dearer_again(shared.again, own, own * value.item_bytes, others, profile)
+    return np.where(written, np.ceil(size), 0).astype(np.int64)
+
+
+def _larger(
     graph: Graph, axes: MeshAxes, profile: Profile, read: tuple[int, int], places: Sequence[np.ndarray], *,
     rounded: bool,
 ) -> np.ndarray:  # fmt: skip
-    """`int64[n]`: bytes of what a product shares, where it would have that in memory; else 0.
+    """`bool[n]`: whether what a product reads is so much larger than all else of it that it would have it in memory.
 
     Args:
-      read: operation and position of the operand; places: `int8[n, k]` of the two operands and the result;
-        rounded: see `SharedOperand`.
+      read: operation and position of the operand; places: see `written_bytes`; rounded: see `SharedOperand`.
     """
     ratio = profile.shared_operand_ratio or math.inf
     of_batches = (profile.rounded_operand_ratio if rounded else profile.batched_operand_ratio) or math.inf
     op, place = graph.ops[read[0]], read[1]
     if math.isinf(min(ratio, of_batches)):
-        return np.zeros(len(places[place]), np.int64)
+        return np.zeros(len(places[place]), bool)
     shapes = [graph.values[v].shape for v in (*op.operands, *op.results)]
     sizes = [local_sizes(shape, rows, axes) for shape, rows in zip(shapes, places, strict=True)]
     batches = op.params["dimension_numbers"][1][place]
@@ -142,9 +260,7 @@ def written_bytes(
     others = sum(size.prod(axis=1) for size in sizes) - own.prod(axis=1)
     first = sorted(batches) == list(range(len(batches)))
     batched = ((own[:, list(batches)] > 1).sum(axis=1) > 1) & first
-    written = own.prod(axis=1) >= np.where(batched, of_batches, ratio) * others
-    size = device_bytes(graph.values[op.operands[place]], places[place], axes, profile.kind)
-    return np.where(written, np.ceil(size), 0).astype(np.int64)
+    return np.asarray(own.prod(axis=1) >= np.where(batched, of_batches, ratio) * others)
 
 
 def shared_until(shared: SharedOperand, times: Sequence[int], needed: Sequence[int]) -> tuple[int, int]:
@@ -175,9 +291,6 @@ def written_operands(
         products = [graph.ops[index] for index, _ in one.reads]
         if all(op.results[0] in values and {(op.index, 0), (op.index, 1)} <= reads.keys() for op in products):
             rows = [(reads[op.index, 0], reads[op.index, 1], values[op.results[0]]) for op in products]
-            sizes = [
-                int(written_bytes(graph, axes, profile, read, [row[None] for row in places], rounded=one.rounded)[0])
-                for read, places in zip(one.reads, rows, strict=True)
-            ]
-            if all(sizes):
-                yield *shared_until(one, times, needed), max(sizes)
+            places = [[row[None] for row in of_product] for of_product in rows]
+            if size := int(written_bytes(graph, axes, profile, one, places)[0]):
+                yield *shared_until(one, times, needed), size

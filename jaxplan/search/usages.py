@@ -171,9 +171,7 @@ class Usages:
             port = values.get(first.results[0])
             if port is not None and port.node in options:
                 sides = [*options[port.node].operands, port.places]
-                size = written_bytes(
-                    self.graph, self.model.axes, self.model.profile, shared.reads[0], sides, rounded=shared.rounded
-                )
+                size = written_bytes(self.graph, self.model.axes, self.model.profile, shared, [sides])
                 start, stop = shared_until(shared, self.crossing.times, self.crossing.lives.needed)
                 self._append(port.node, start, stop, size if size.any() else None)
 
