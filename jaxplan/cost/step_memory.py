@@ -65,6 +65,7 @@ from .turned_gradients import turned_gradients
 from .unaligned import copied_in_lanes
 from .vector_memory import vector_memory
 from .with_updates import with_updates
+from .without_triton import without_triton
 
 
 def step_memory(
@@ -128,7 +129,8 @@ def step_memory(
     if moved:
         times, reads = moved.times, moved.reads
         lives = lives_of(graph, moved.stored, times)
-    scratch = split_scratch(graph, axes, reads, model.profile)
+    all_cublas = without_triton(graph, axes, reads, model.profile)
+    scratch = split_scratch(graph, axes, reads, model.profile, all_cublas)
     scratch |= sorting_scratch(graph, axes, reads, model.profile.kind)
     scratch |= decomposition_scratch(graph, axes, reads, model.profile.kind)
     scratch |= {index: _peak_inside(body, model) for index, body in crossing.bodies.items()}
