@@ -71,6 +71,7 @@ from .squares import shared_squares
 from .tables import row_updates, tiled_in_rows
 from .turned import updates_of
 from .vector_kernels import vector_kernels
+from .without_triton import may_be_without_triton
 from .written import most_read, written_by, written_in_loops
 
 
@@ -99,6 +100,7 @@ class _Kernels:
         read = (v for op in graph.ops if rules[op.index].matmul for v in op.operands)
         self.product_operands = Counter(unmoved(graph, self.producers, v) for v in read)
         self.images = image_lanes(graph, rules) if platform == "tpu" else {}
+        self.by_triton = platform == "gpu" and not may_be_without_triton(graph)
         self.laid = written_for_products(graph, self.images) | read_of_sliced_lists(graph)
         self._find_levels()
         self.onto = dict(added_onto(graph, self.producers)) if platform == "gpu" else {}
@@ -194,7 +196,7 @@ class _Kernels:
                 crosses[value] |= self.value_level[value] < self.op_level[op.index]
                 read = value
                 if op.primitive == "dot_general" and product and self.platform == "gpu":
-                    read = taken_in(self.graph, self.producers, self.kinds, self.source, value)
+                    read = taken_in(self.graph, self.producers, self.kinds, self.source, value, self.by_triton)
                 crosses[read] |= crosses[value]
                 contracted[read] |= product
         for value in (*self.graph.inputs, *self.graph.constants):
@@ -264,7 +266,8 @@ class _Kernels:
         if op.primitive == "gather" and op.operands[0] in leaves:  # no more of a table is read than is gathered
             leaves[op.operands[0]] = min(leaves[op.operands[0]], self.bytes[value])
         read = [v for v, size in leaves.items() if self.producers[v] >= 0 or size > self.bytes[value]]  # but a bias
-        compared = self.platform == "gpu" and op.primitive in COMPARISONS and all(map(self._of_product, read))
+        made = all(self.producers[v] >= 0 and self.rules[self.producers[v]].matmul for v in read)
+        compared = self.platform == "gpu" and op.primitive in COMPARISONS and made
         least = max(leaves.values(), default=0.0) if compared else self.bytes[value]  # what is compared is kept
         near = sum(leaves.values()) <= COMPUTED_AGAIN * least or self._added_later(op, value)
         near |= self.platform == "gpu" and op.primitive in COMPARISONS and all(self.producers[v] < 0 for v in leaves)
@@ -272,9 +275,6 @@ class _Kernels:
             self.bent.add(value)
             near &= sum(size >= self.bytes[value] / 2 for size in leaves.values()) < 2 and value not in self.reduced
         return leaves if near or self.mask[value] else None
-
-    def _of_product(self, value: int) -> bool:
-        return self.producers[value] >= 0 and self.rules[self.producers[value]].matmul
 
     def _dear(self, op: Op, value: int) -> bool:
         """Whether `op` takes long, and is half precision, of what is normalised, or read by many, or masks such."""

@@ -371,16 +371,18 @@ def origin(graph: Graph, producers: Sequence[int], value: int) -> int:
     return value
 
 
-def taken_in(graph: Graph, producers: Sequence[int], kinds: Sequence[str], source: Sequence[bool], value: int) -> int:
+def taken_in(
+    graph: Graph, producers: Sequence[int], kinds: Sequence[str], source: Sequence[bool], value: int, by_triton: bool
+) -> int:
     """What a GPU's product that reads `value` has in memory.
 
     XLA's Triton products compute of it what reads no more bytes than it makes (`IsInputWorthFusing`,
     xla/service/gpu/triton_tiling_propagation.cc): relus and exponentials, but no sum with a bias and no normalised row
     (an MLP, a perceiver and an MLP-Mixer compiled for H100, jax 0.10.2).  What is padded they don't, as the gradient of
-    all scores but the last.  Complex numbers are multiplied by cuBLAS, which reads them as they are.
+    all scores but the last.  cuBLAS, which complex numbers are multiplied by, reads what it multiplies as it is.
     """
-    value, complex_ = unmoved(graph, producers, value), is_complex(graph, value)
-    while (made := producers[value]) >= 0 and kinds[made] == "fused" and not complex_:
+    value, takes = unmoved(graph, producers, value), by_triton and not is_complex(graph, value)
+    while takes and (made := producers[value]) >= 0 and kinds[made] == "fused":
         op = graph.ops[made]
         read = [v for v in op.operands if not source[v]]
         if len(read) != 1 or op.primitive in _TWICE or op.primitive == "pad":

@@ -20,6 +20,7 @@ from .caches_on_gpu import turned_for_products
 from .converted_weights import Converted, converted_weights
 from .copied_back import BackAndForth, back_and_forth
 from .crossing import Traffic
+from .cut_products import kept_whole
 from .decompositions import decomposition_scratch
 from .dilated import transposed_for_kernels
 from .estimates import estimated
@@ -55,7 +56,7 @@ from .row_sums import written_in_rows
 from .scores_twice import kept_as_made, twice_in_memory
 from .shared_operands import written_operands
 from .sorting import sorting_scratch
-from .split_k import split_scratch
+from .split_k import split_scratch, workspace_bytes
 from .tables import ListCopy, list_copies
 from .tied_tables import after_lookups
 from .tiles import device_bytes
@@ -130,7 +131,7 @@ def step_memory(
         times, reads = moved.times, moved.reads
         lives = lives_of(graph, moved.stored, times)
     all_cublas = without_triton(graph, axes, reads, model.profile)
-    scratch = split_scratch(graph, axes, reads, model.profile, all_cublas)
+    scratch = {} if all_cublas else split_scratch(graph, axes, reads, model.profile)
     scratch |= sorting_scratch(graph, axes, reads, model.profile.kind)
     scratch |= decomposition_scratch(graph, axes, reads, model.profile.kind)
     scratch |= {index: _peak_inside(body, model) for index, body in crossing.bodies.items()}
@@ -159,6 +160,10 @@ def step_memory(
         beside += transposed_for_kernels(graph, axes, times, reads)
         beside += kept_for_parts(graph, axes, crossing, times, reads, model.profile)
         beside += kept_slices(graph, axes, crossing.merged, lives, values, reads)
+        if all_cublas:
+            running = {times[op.index] for op in graph.ops if op.primitive == "dot_general"}  # one after the other
+            beside += [(at, at + 1, workspace_bytes(model.profile)) for at in running]
+            beside += kept_whole(graph, axes, crossing.producers, lives, values, reads)
         given_up = {one.result: one.start + 1 for one in turned}
         for one in turned:
             layout, both = values[one.result][None], (graph.values[one.result], graph.values[one.turned])

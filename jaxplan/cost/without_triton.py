@@ -63,23 +63,33 @@ def without_triton(
     Args:
       reads: the layout row of every operand as it is read.
     """
-    if profile.kind != "gpu":
-        return False
-    producers = graph.producers()
-    found = [*_reads(graph, axes, producers, reads)]
+
+    def is_whole(op: Op) -> bool:
+        lhs, rhs = (reads[op.index, place][None] for place in range(2))
+        product = local_product(graph, op, graph.producers(), lhs, rhs, axes)
+        return product is not None and float(split_ways(product, profile)[0]) == 1
+
+    return profile.kind == "gpu" and any(map(is_whole, _without_tiles(graph, axes, reads)))
+
+
+def may_be_without_triton(graph: Graph) -> bool:
+    """The same where nothing is cut, and no product made in parts."""
+    rows = {(op.index, place): np.zeros(0) for op in graph.ops for place in range(2) if op.primitive == "dot_general"}
+    return next(_without_tiles(graph, (), rows), None) is not None
+
+
+def _without_tiles(
+    graph: Graph, axes: MeshAxes, reads: Mapping[tuple[int, int], np.ndarray]
+) -> Iterator[Op]:
+    found = [*_reads(graph, axes, graph.producers(), reads)]
     shared = {(one.maker, one.sums, one.rows) for one in found if one.place == 1}
     for one in found:
         lie = sorted({*one.rows, *one.sums})
         sums = one.sums if one.turned else sorted(one.sums)
-        if one.place == 1 or _runs(one.rows, lie) != 2 or _runs(sums, lie) != 1:
-            continue
-        if (one.maker, one.rows, one.sums) in shared or (_is_tiled(one.rows) and _is_tiled(sums)):
-            continue
-        rows = [reads[one.op.index, place][None] for place in range(2)]
-        product = local_product(graph, one.op, producers, rows[0], rows[1], axes)
-        if product is not None and float(split_ways(product, profile)[0]) == 1:
-            return True
-    return False
+        fused = one.place == 0 and _runs(one.rows, lie) == 2 and _runs(sums, lie) == 1
+        if fused and (one.maker, one.rows, one.sums) not in shared:
+            if not (_is_tiled(one.rows) and _is_tiled(sums)):
+                yield one.op
 
 
 def _reads(
@@ -91,7 +101,7 @@ def _reads(
             continue
         for place, value in enumerate(op.operands):
             maker, steps = _made_by(graph, producers, value)
-            if maker < 0 or (dims := _pieces(graph, graph.ops[maker].results[0], steps)) is None:
+            if maker < 0 or (dims := pieces_of(graph, graph.ops[maker].results[0], steps)) is None:
                 continue
             local = local_sizes(graph.values[value].shape, reads[op.index, place][None], axes)[0]
             dims = [_cut(pieces, int(size)) for pieces, size in zip(dims, local, strict=True)]
@@ -119,7 +129,7 @@ def _size(graph: Graph, value: int, dims: Sequence[int]) -> int:
     return math.prod(graph.values[value].shape[d] for d in dims)
 
 
-def _pieces(graph: Graph, value: int, steps: Sequence[Op]) -> list[list[Piece]] | None:
+def pieces_of(graph: Graph, value: int, steps: Sequence[Op]) -> list[list[Piece]] | None:
     """For each dimension of what `steps` (last first) make of `value` the pieces that it is merged of; None where one
     is cut."""
     dims = [[(place, size)] for place, size in enumerate(graph.values[value].shape)]
