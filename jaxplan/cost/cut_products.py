@@ -5,43 +5,53 @@ What products read of a part in one order is copied into it at once.  Keys are r
 queries' gradient: the second copy is made by the kernel that copies the queries, which are in the same order, and kept
 like them, and the whole is gone.  Where no kernel can make both, it is made just before it is read, of the whole, which
 is in memory till then beside the copies of queries and values: five thirds of it.  So it is where the program moves
-the parts to the front (slices of what is written so share nothing, xla/service/gpu/transforms/multi_output_fusion.cc),
-and where one copy is padded and the other is not: in half precision to whole 16 bytes (257 tokens to 264), but not for
-`jax.nn.dot_product_attention`, whose scores' gradient is f32.  Three layers of a recommender of 200 tokens and nine of
-a U-ViT of 257, and attention by `split` and `moveaxis` in both types, compiled for H100 without Triton's products (jax
-0.10.2, 2026-11-29).
+the parts to the front, or XLA made one product of several: slices of what is written so share no kernel
+(`ParameterSlicesAreNonOverlapping`, xla/service/gpu/transforms/multi_output_fusion.cc).
+
+What a product of f32 reads in half precision, as the scores' gradients of `jax.nn.dot_product_attention` do, it is
+handed in a copy of its own, queries too.  Copies are padded to whole 16 bytes (257 tokens to 264), and what is read
+padded first and in another order as it is, as those keys are, is kept for that.  Three layers of a recommender of 200
+tokens and nine of a U-ViT of 257, and attention by one product or three, `split` and `moveaxis`, in both types,
+compiled for H100 without Triton's products (jax 0.10.2, 2026-11-29).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from ..ir import VIEWS, Graph, Lives, Op
 from ..sharding import UNREDUCED, MeshAxes
-from .merged_products import kept_until
+from .merged_products import kept_until, merged_results
 from .scores import is_batched
 from .tiles import device_bytes, local_sizes
 from .without_triton import Piece, pieces_of
 
+if TYPE_CHECKING:
+    from .crossing import Traffic
+
 _CUTS = frozenset({"slice", "split"})
+_HALF = 2
+"""Bytes of an element of half precision."""
+
 _PADDED = 8
 """Elements of half precision that every dimension of an operand is padded to whole numbers of (`CublasPadForGemms`)."""
 
 
 class Copy(NamedTuple):
-    """How a part is read: in which order, as a product's operand, and whether padded."""
+    """How a part is read: in which order, as a product's operand, whether padded, and by one of unlike types."""
 
     order: tuple[tuple[Piece, ...], ...]
     padded: bool
+    unlike: bool
 
 
 def kept_whole(
     graph: Graph,
     axes: MeshAxes,
-    producers: Sequence[int],
+    crossing: Traffic,
     lives: Lives,
     values: Mapping[int, np.ndarray],
     reads: Mapping[tuple[int, int], np.ndarray],
@@ -51,19 +61,32 @@ def kept_whole(
     Args:
       values, reads: see `simulate_memory`.
     """
-    for moved, parts in _cut(graph, producers):
-        copies = {part: _copies(graph, axes, part, reads) for part in parts}
-        known = all(v in values and UNREDUCED not in values[v].tolist() for v in parts)
-        if not known or not all(copies.values()):
+    merged = merged_results(graph, axes, crossing.merged, values, reads)
+    for moved, parts in (*_cut(graph, crossing.producers), *((True, one) for one in merged)):
+        if any(v not in values or UNREDUCED in values[v].tolist() for v, _ in parts):
             continue
+        copies = {part: _copies(graph, axes, part, reads) for part, _ in parts}
         alone = {copy for found in copies.values() if len(found) == 1 for copy in found}
-        twice = [v for v, found in copies.items() if len(found) > 1 and (moved or alone.isdisjoint(found))]
-        for value, start, stop in kept_until(lives, [(v, v not in twice) for v in parts]) if twice else ():
+        kept = [(v, _is_copied(copies[v], set() if moved else alone) if copies[v] else copied) for v, copied in parts]
+        for value, start, stop in kept_until(lives, kept):
             yield start, stop, int(device_bytes(graph.values[value], values[value][None], axes, "gpu")[0])
 
 
-def _cut(graph: Graph, producers: Sequence[int]) -> Iterator[tuple[bool, list[int]]]:
-    """The parts that a product's result is cut into, and whether it is transposed before."""
+def _is_copied(copies: Sequence[Copy], alone: Set[Copy]) -> bool:
+    """Whether a part is in memory beside the whole, or without it, until it is last read.
+
+    Args:
+      copies: see `_copies`; alone: those of other parts, read in one way each, which a kernel makes with its own.
+    """
+    first, *later = copies
+    if alone >= {*later}:
+        return True
+    return any(copy.order != first.order and copy.padded != first.padded for copy in later)
+
+
+def _cut(graph: Graph, producers: Sequence[int]) -> Iterator[tuple[bool, list[tuple[int, bool]]]]:
+    """Whether a product's result is transposed before it is cut, and the parts, copied but for those that `_copies`
+    says more of."""
     found: dict[tuple[int, bool], list[int]] = {}
     for op in graph.ops:
         if op.primitive in _CUTS:
@@ -75,15 +98,15 @@ def _cut(graph: Graph, producers: Sequence[int]) -> Iterator[tuple[bool, list[in
                 found.setdefault((maker, moved), []).extend(op.results)
     for (_, moved), parts in found.items():
         if len(parts) > 1:
-            yield moved, parts
+            yield moved, [(part, True) for part in parts]
 
 
 def _copies(
     graph: Graph, axes: MeshAxes, part: int, reads: Mapping[tuple[int, int], np.ndarray]
-) -> set[Copy]:
-    """The copies of a part that products with batch dimensions read; none where anything else reads it, or where they
-    read it as it lies."""
-    found, uses = set[Copy](), graph.uses()
+) -> list[Copy]:
+    """The copies of a part that products with batch dimensions read, the first one first; none where anything else
+    reads it, or where they read it as it lies."""
+    found, uses = dict[Copy, int](), graph.uses()
     waiting: list[tuple[int, tuple[Op, ...]]] = [(part, ())]
     while waiting:
         value, steps = waiting.pop()
@@ -94,14 +117,16 @@ def _copies(
                 continue
             row = reads.get((index, place))
             if row is None or not is_batched(op) or (dims := pieces_of(graph, part, steps)) is None:
-                return set()
+                return []
             sums, batch = (dims_[place] for dims_ in op.params["dimension_numbers"])
             kept = [d for d in range(len(dims)) if d not in (*sums, *batch)]
             order = [tuple(p for d in some for p in dims[d] if p[1] > 1) for some in (batch, kept, sums)]
             if order[0] == tuple(sorted({p for some in order for p in some}))[: len(order[0])]:
-                return set()
+                return []
             local = local_sizes(graph.values[value].shape, row[None], axes)[0]
-            half = all(graph.values[v].item_bytes == 2 for v in op.operands[:2])
-            padded = half and any(local[list(some)].prod() % _PADDED for some in (kept, sums))
-            found.add(Copy(tuple(order if place == 0 else [order[0], *reversed(order[1:])]), bool(padded)))
-    return found
+            sizes = [graph.values[v].item_bytes for v in op.operands[:2]]
+            padded = max(sizes) == _HALF and any(local[list(some)].prod() % _PADDED for some in (kept, sums))
+            order = order if place == 0 else [order[0], *reversed(order[1:])]
+            copy = Copy(tuple(order), bool(padded), sizes[0] != sizes[1])
+            found[copy] = min(index, found.get(copy, index))
+    return sorted(found, key=found.__getitem__)

@@ -44,7 +44,7 @@ class Merging(NamedTuple):
 def mergings(
     graph: Graph, rules: Sequence[Rule], producers: Sequence[int], loops: Sequence[int]
 ) -> tuple[Merging, ...]:
-    """Those of which something is kept.
+    """Those; of several ways to merge a product the first one of which something is kept.
 
     Args:
       rules: of every operation; producers: see `Traffic`; loops: for every operation the loop that it stands in.
@@ -63,9 +63,9 @@ def mergings(
     for (shared, _), products in alike.items():
         for group in _independent(graph, uses, [op for op in products if op.index not in taken]):
             copied = tuple(_is_copied(graph, uses, op.results[0]) for op in group)
-            if len(group) > 1 and not all(copied):
+            if len(group) > 1:
                 found.append(Merging(shared, tuple(op.index for op in group), copied))
-                taken.update(op.index for op in group)
+                taken.update(op.index for op in group if not all(copied))
     return tuple(found)
 
 
@@ -126,13 +126,27 @@ def kept_slices(
     Args:
       values, reads: see `simulate_memory`.
     """
+    for merged in merged_results(graph, axes, groups, values, reads):
+        for value, start, stop in kept_until(lives, merged):
+            yield start, stop, _bytes(graph, axes, value, values[value])
+
+
+def merged_results(
+    graph: Graph,
+    axes: MeshAxes,
+    groups: Sequence[Merging],
+    values: Mapping[int, np.ndarray],
+    reads: Mapping[tuple[int, int], np.ndarray],
+) -> Iterator[list[tuple[int, bool]]]:
+    """(result, whether it is copied) of products that become one.
+
+    Args:
+      values, reads: see `simulate_memory`.
+    """
     for group in groups:
         results = [graph.ops[index].results[0] for index in group.products]
-        if any(v not in values or UNREDUCED in values[v].tolist() for v in results):
-            continue
-        for merged in _merged(graph, axes, group, values, reads):
-            for value, start, stop in kept_until(lives, merged):
-                yield start, stop, _bytes(graph, axes, value, values[value])
+        if not any(v not in values or UNREDUCED in values[v].tolist() for v in results):
+            yield from _merged(graph, axes, group, values, reads)
 
 
 def kept_until(lives: Lives, merged: Iterable[tuple[int, bool]]) -> Iterator[tuple[int, int, int]]:
