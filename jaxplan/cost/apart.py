@@ -51,12 +51,15 @@ _TRITON = 16
 """Of what the sequence has to be a multiple for Triton's products, which read any order."""
 
 
-def made_apart(flow: Flow, cheap: Set[int], orders: Orders) -> Mapping[int, tuple[tuple[int, int], ...]]:
+def made_apart(
+    flow: Flow, cheap: Set[int], orders: Orders, by_triton: bool = True
+) -> Mapping[int, tuple[tuple[int, int], ...]]:
     """The (product, place) that read each value that is made for each of them.
 
     Args:
       cheap: values that are in memory because products read them, though they could be computed again.
-      orders: see `orders_of`.
+      orders: see `orders_of`; by_triton: else cuBLAS makes all products (see `without_triton`), and is handed one copy
+        of what they take in one order.
     """
     reads: dict[int, list[tuple[int, int]]] = {}
     summed: dict[int, set[tuple[int, ...]]] = {}
@@ -76,6 +79,7 @@ def made_apart(flow: Flow, cheap: Set[int], orders: Orders) -> Mapping[int, tupl
             elif flow.kinds[op.index] in ("heavy", "edge"):
                 others.add(value)
     apart = [value for value, dims in summed.items() if len(dims) > 1 and value not in others]
+    apart = [value for value in apart if by_triton or len(_orders(flow, reads[value])) > 1]
     makers = {value: permuted(flow, value) for value in apart}
     heads = {v: tuple(found) for v, found in split.items() if v not in (*others, *summed)}
     return {v: found for v, found in heads.items() if _is_biased(flow, v) and len(_orders(flow, found)) > 1} | {

@@ -1,18 +1,21 @@
-"""What cuBLAS's products leave in memory of one that is cut: queries, keys and values that one product makes.
+"""What XLA for GPU keeps of a product that is cut: queries, keys and values that one product makes.
 
-cuBLAS takes its operands by batches, and XLA hands it what its first one sums last and what its second one sums first.
-What products read of a part in one order is copied into it at once.  Keys are read in two, for the scores and for the
-queries' gradient: the second copy is made by the kernel that copies the queries, which are in the same order, and kept
-like them, and the whole is gone.  Where no kernel can make both, it is made just before it is read, of the whole, which
-is in memory till then beside the copies of queries and values: five thirds of it.  So it is where the program moves
-the parts to the front, or XLA made one product of several: slices of what is written so share no kernel
-(`ParameterSlicesAreNonOverlapping`, xla/service/gpu/transforms/multi_output_fusion.cc).
+Products with batches take their operands by these, the first one with what it sums last, the second one with what it
+sums first.  What they read of a part in one order is copied into it at once.  Keys are read in two, for the scores and
+for the queries' gradient.  The second copy is made just before it is read, of the whole, which is in memory till then
+beside the copies of queries and values: five thirds of it.  Where the parts are moved to the front, or cut before heads
+are told apart, Triton's products read all of one copy each, and nothing is kept.
 
-What a product of f32 reads in half precision, as the scores' gradients of `jax.nn.dot_product_attention` do, it is
-handed in a copy of its own, queries too.  Copies are padded to whole 16 bytes (257 tokens to 264), and what is read
+Where cuBLAS makes all products (see `without_triton`) it needs the two orders however the parts are cut.  But there
+the kernel that copies the queries makes the second copy of the keys, too, which is in the same order, and the whole
+is gone; unless the program moves the parts to the front, or XLA made one product of several: slices of what is written
+so share no kernel (`ParameterSlicesAreNonOverlapping`, xla/service/gpu/transforms/multi_output_fusion.cc).
+
+What a product of f32 reads there in half precision, as the scores' gradients of `jax.nn.dot_product_attention` do, is
+a copy of its own, of queries too.  Copies are padded to whole 16 bytes (257 tokens to 264), and what is read
 padded first and in another order as it is, as those keys are, is kept for that.  Three layers of a recommender of 200
-tokens and nine of a U-ViT of 257, and attention by one product or three, `split` and `moveaxis`, in both types,
-compiled for H100 without Triton's products (jax 0.10.2, 2026-11-29).
+tokens and nine of a U-ViT of 257, and attention of 200 to 512 tokens by one product or three, `split` by heads or by
+columns and `moveaxis`, in both types, compiled for H100 with and without Triton's products (jax 0.10.2, 2026-11-29).
 """
 
 from __future__ import annotations
@@ -55,31 +58,34 @@ def kept_whole(
     lives: Lives,
     values: Mapping[int, np.ndarray],
     reads: Mapping[tuple[int, int], np.ndarray],
+    all_cublas: bool,
 ) -> Iterator[tuple[int, int, int]]:
     """(start, stop, bytes) of what is in memory beside the parts that are read.
 
     Args:
-      values, reads: see `simulate_memory`.
+      values, reads: see `simulate_memory`; all_cublas: see `without_triton`.
     """
-    merged = merged_results(graph, axes, crossing.merged, values, reads)
-    for moved, parts in (*_cut(graph, crossing.producers), *((True, one) for one in merged)):
+    merged = ((True, one) for one in merged_results(graph, axes, crossing.merged, values, reads))
+    for moved, parts in (*_cut(graph, crossing.producers), *(merged if all_cublas else ())):
+        if moved and not all_cublas:
+            continue
         if any(v not in values or UNREDUCED in values[v].tolist() for v, _ in parts):
             continue
-        copies = {part: _copies(graph, axes, part, reads) for part, _ in parts}
-        alone = {copy for found in copies.values() if len(found) == 1 for copy in found}
-        kept = [(v, _is_copied(copies[v], set() if moved else alone) if copies[v] else copied) for v, copied in parts]
+        copies = {part: _copies(graph, axes, part, reads, all_cublas) for part, _ in parts}
+        shared = {one for found in copies.values() for one in found if len(found) == 1 and all_cublas and not moved}
+        kept = [(v, _is_copied(copies[v], shared) if copies[v] else copied) for v, copied in parts]
         for value, start, stop in kept_until(lives, kept):
             yield start, stop, int(device_bytes(graph.values[value], values[value][None], axes, "gpu")[0])
 
 
-def _is_copied(copies: Sequence[Copy], alone: Set[Copy]) -> bool:
+def _is_copied(copies: Sequence[Copy], shared: Set[Copy]) -> bool:
     """Whether a part is in memory beside the whole, or without it, until it is last read.
 
     Args:
-      copies: see `_copies`; alone: those of other parts, read in one way each, which a kernel makes with its own.
+      copies: see `_copies`; shared: those of other parts, read in one way each, which a kernel makes with its own.
     """
     first, *later = copies
-    if alone >= {*later}:
+    if shared >= {*later}:
         return True
     return any(copy.order != first.order and copy.padded != first.padded for copy in later)
 
@@ -102,10 +108,10 @@ def _cut(graph: Graph, producers: Sequence[int]) -> Iterator[tuple[bool, list[tu
 
 
 def _copies(
-    graph: Graph, axes: MeshAxes, part: int, reads: Mapping[tuple[int, int], np.ndarray]
+    graph: Graph, axes: MeshAxes, part: int, reads: Mapping[tuple[int, int], np.ndarray], all_cublas: bool
 ) -> list[Copy]:
     """The copies of a part that products with batch dimensions read, the first one first; none where anything else
-    reads it, or where they read it as it lies."""
+    reads it, or where they read it as it lies.  Triton's products pad and convert what they read by themselves."""
     found, uses = dict[Copy, int](), graph.uses()
     waiting: list[tuple[int, tuple[Op, ...]]] = [(part, ())]
     while waiting:
@@ -127,6 +133,6 @@ def _copies(
             sizes = [graph.values[v].item_bytes for v in op.operands[:2]]
             padded = max(sizes) == _HALF and any(local[list(some)].prod() % _PADDED for some in (kept, sums))
             order = order if place == 0 else [order[0], *reversed(order[1:])]
-            copy = Copy(tuple(order), bool(padded), sizes[0] != sizes[1])
+            copy = Copy(tuple(order), all_cublas and bool(padded), all_cublas and sizes[0] != sizes[1])
             found[copy] = min(index, found.get(copy, index))
     return sorted(found, key=found.__getitem__)

@@ -334,7 +334,7 @@ class _Kernels:
         kernels = joined(flow, self._at_hand, self.op_level, self.platform)
         vector = vector_kernels(flow, reads, writes, kernels, tables) if tpu else ()
         orders = orders_of(flow) if gpu else NO_ORDERS
-        apart = made_apart(flow, self.cheap, orders) if gpu else {}
+        apart = made_apart(flow, self.cheap, orders, self.by_triton) if gpu else {}
         # the first copy of what is made apart is what its kernel writes
         turned = {v: products[v in apart :] for v, products in reordered(flow, orders).items()} if gpu else {}
         apart = {**turned, **apart}

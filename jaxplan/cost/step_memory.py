@@ -159,12 +159,12 @@ def step_memory(
         beside += turned_gradients(graph, axes, stored, times, values)
         beside += transposed_for_kernels(graph, axes, times, reads)
         beside += kept_for_parts(graph, axes, crossing, times, reads, model.profile)
+        beside += kept_whole(graph, axes, crossing, lives, values, reads, all_cublas)
         if not all_cublas:
             beside += kept_slices(graph, axes, crossing.merged, lives, values, reads)
         else:
             products = {times[op.index] for op in graph.ops if op.primitive == "dot_general"}  # one after the other
             beside += [(at, at + 1, workspace_bytes(model.profile)) for at in products]
-            beside += kept_whole(graph, axes, crossing, lives, values, reads)
         given_up = {one.result: one.start + 1 for one in turned}
         for one in turned:
             layout, both = values[one.result][None], (graph.values[one.result], graph.values[one.turned])
