@@ -105,6 +105,11 @@ def in_memory(flow: Flow, value: int) -> tuple[int, dict[int, int]]:
     return value, {d: place for d, (place, size) in enumerate(zip(order, shape, strict=True)) if size > 1}
 
 
+def products_of(flow: Flow, value: int) -> Mapping[int, tuple[int, ...]]:
+    """The products that a value is elementwise made of, with where its dimensions would lie as each wrote it."""
+    return _made_of(flow, value)[1]
+
+
 def _made_of(flow: Flow, value: int) -> tuple[tuple[int, ...], dict[int, tuple[int, ...]]]:
     """Where each dimension of what is elementwise made lies, and of which products it is made, with where it would as
     each wrote it: as in a stack that it is made of, else as in a product's result that is transposed for it, else in

@@ -10,6 +10,7 @@ import pytest
 
 import jaxplan
 from jaxplan.cost import Traffic, traffic
+from jaxplan.hardware import compile_for
 from jaxplan.ir import Graph, trace
 from jaxplan.lowering import compiled_memory
 from jaxplan.sharding import graph_rules
@@ -94,3 +95,58 @@ def test_compiled_for_gpu_the_step_takes_as_much(keys: int) -> None:
     assert compiled < 1.05 * predicted
     if jax.__version_info__ < (0, 11):  # XLA of jax 0.12 computes some of them at once: 17 % are too much there
         assert predicted < 1.05 * compiled
+
+
+def attending(scores: str, product: str, converted: bool) -> Any:
+    """SGD of layers of attention in bf16, `scores` by queries and keys, whose softmax is made in f32."""
+
+    def step(weights: Any, x: jax.Array) -> Any:
+        def loss(weights: Any) -> jax.Array:
+            h = x
+            for w in weights:
+                q = jnp.einsum("btd,dnh->btnh", h, w["q"])
+                k = h @ w["k"] if "bsh" in product else jnp.einsum("btd,dnh->btnh", h, w["k"])
+                made = jnp.einsum(f"{product}->{scores}", q, k)
+                made = jax.nn.softmax(made.astype(F32) if converted else made, scores.index("s")).astype(BF16)
+                h = h + jnp.einsum(f"{scores},{product.split(',')[1]}->btnh", made, k).reshape(x.shape) @ w["o"]
+            return jnp.mean(jnp.square(h.astype(F32)))
+
+        return jax.tree.map(lambda w, g: w - g, weights, jax.grad(loss)(weights))
+
+    return step
+
+
+def attended(product: str) -> tuple[Any, Any]:
+    keys = (DIM, WIDTH) if "bsh" in product else (DIM, HEADS, WIDTH)
+    layer = {"q": of(DIM, HEADS, WIDTH, dtype=BF16), "k": of(*keys, dtype=BF16), "o": of(DIM, DIM, dtype=BF16)}
+    return [layer] * LAYERS, of(BATCH, TOKENS, DIM, dtype=BF16)
+
+
+FORMS = {"bnts": "btnh,bsnh", "btns": "btnh,bsnh", "bths one key": "btnh,bsh"}
+
+
+@pytest.mark.parametrize(
+    ("form", "converted", "late"),
+    [("bnts", True, True), ("btns", True, False), ("bths one key", True, True), ("bnts", False, False)],
+)
+def test_of_bf16_scores_it_waits_where_the_softmax_is_made_by_rows(form: str, converted: bool, late: bool) -> None:
+    scores, product = form.split()[0].replace("h", "n"), FORMS[form]
+    graph = trace(attending(scores, product, converted), attended(product), {}).graph
+    times = traffic(graph, graph_rules(graph), "gpu").times
+    of_softmax = 10  # operations that its derivative is, at least
+    waiting = [op for op in graph.ops if op.primitive == "dot_general" and times[op.index] >= op.index + of_softmax]
+    assert len(waiting) == LAYERS * late
+
+
+@pytest.mark.aot_gpu
+@pytest.mark.usefixtures("cuda_compiler")
+@pytest.mark.parametrize("form", ["bnts", "btns", "bths one key"])
+def test_compiled_for_gpu_attention_takes_as_much(form: str) -> None:
+    scores, product = form.split()[0].replace("h", "n"), FORMS[form]
+    mesh = jaxplan.target("h100:1x1x8").mesh(data=8)
+    sharded = jaxplan.auto_shard(
+        attending(scores, product, True), mesh, donate_argnums=0, hardware="h100", options={"search": "data"}
+    )
+    predicted = sharded.plan(*attended(product)).cost.peak_bytes
+    compiled = compiled_memory(compile_for(sharded.lower(*attended(product)), mesh)).peak_bytes
+    assert 0.95 * compiled < predicted < 1.06 * compiled
