@@ -35,7 +35,7 @@ from .without_triton import Piece, pieces_of
 if TYPE_CHECKING:
     from .crossing import Traffic
 
-_CUTS = frozenset({"slice", "split"})
+_CUTS = frozenset({"slice", "split", "unstack"})
 _HALF = 2
 """Bytes of an element of half precision."""
 

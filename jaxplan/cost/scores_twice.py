@@ -48,7 +48,9 @@ _HELD, _TURNED_APART, _COLUMNS = 1 << 20, 3 << 18, 128
 _WIDE = 4
 """Bytes of an element of f32, in which softmaxes are computed."""
 
-_MADE_INSIDE = ELEMENTWISE | VIEWS | {"broadcast_in_dim", "concatenate", "convert_element_type", "slice", "split"}
+_MADE_INSIDE = (
+    ELEMENTWISE | VIEWS | {"broadcast_in_dim", "concatenate", "convert_element_type", "slice", "split", "unstack"}
+)
 
 
 class Twice(NamedTuple):
