@@ -12,7 +12,7 @@ from .unaligned import copying
 
 _MOVEMENT = frozenset(
     {"broadcast_in_dim", "concatenate", "dynamic_slice", "pad", "reshape", "rev", "roll", "shift", "slice",
-     "split", "squeeze", "transpose", "unstack"}
+     "split", "squeeze", "transpose"}
 )  # fmt: skip
 """Data movement that XLA fuses as it fuses elementwise work, whether or not layouts follow through it."""
 

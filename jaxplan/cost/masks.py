@@ -52,7 +52,7 @@ CURVES = DEAR | {"logistic"}
 """Functions that take longer than reading what was made."""
 _DEAR_BYTES = 2
 COMPARISONS = frozenset({"eq", "ge", "gt", "le", "lt", "ne"})
-_SLICES = frozenset({"dynamic_slice", "slice", "split", "unstack"})
+_SLICES = frozenset({"dynamic_slice", "slice", "split"})
 _WIDENED = frozenset({"concatenate", "pad", "roll", "shift"})
 
 

@@ -42,7 +42,7 @@ from .precision import rounds_operands
 _MOVES = frozenset(
     {"abs", "broadcast_in_dim", "clamp", "concatenate", "copy", "copy_p", "expand_dims", "max", "min",
      "pad", "reduce_window_max", "reshape", "rev", "roll", "sharding_constraint", "shift", "slice",
-     "split", "squeeze", "transpose", "unstack"}
+     "split", "squeeze", "transpose"}
 )  # fmt: skip
 """Operations whose results are as precise as all their operands."""
 

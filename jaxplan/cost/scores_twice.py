@@ -48,9 +48,7 @@ _HELD, _TURNED_APART, _COLUMNS = 1 << 20, 3 << 18, 128
 _WIDE = 4
 """Bytes of an element of f32, in which softmaxes are computed."""
 
-_MADE_INSIDE = (
-    ELEMENTWISE | VIEWS | {"broadcast_in_dim", "concatenate", "convert_element_type", "slice", "split", "unstack"}
-)
+_MADE_INSIDE = ELEMENTWISE | VIEWS | {"broadcast_in_dim", "concatenate", "convert_element_type", "slice", "split"}
 
 
 class Twice(NamedTuple):
