@@ -30,7 +30,7 @@ from ..sharding import UNREDUCED, MeshAxes
 from .merged_products import kept_until, merged_results
 from .scores import is_batched
 from .tiles import device_bytes, local_sizes
-from .without_triton import Piece, pieces_of
+from .without_triton import Piece, pieces_of, steps_from
 
 if TYPE_CHECKING:
     from .crossing import Traffic
@@ -96,10 +96,8 @@ def _cut(graph: Graph, producers: Sequence[int]) -> Iterator[tuple[bool, list[tu
     found: dict[tuple[int, bool], list[int]] = {}
     for op in graph.ops:
         if op.primitive in _CUTS:
-            value, moved = op.operands[0], False
-            while (maker := producers[value]) >= 0 and graph.ops[maker].primitive in VIEWS:
-                moved |= graph.ops[maker].primitive == "transpose"
-                value = graph.ops[maker].operands[0]
+            maker, steps = steps_from(graph, producers, op.operands[0], VIEWS)
+            moved = any(step.primitive == "transpose" for step in steps)
             if maker >= 0 and graph.ops[maker].primitive == "dot_general" and not is_batched(graph.ops[maker]):
                 found.setdefault((maker, moved), []).extend(op.results)
     for (_, moved), parts in found.items():

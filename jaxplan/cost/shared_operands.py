@@ -131,11 +131,10 @@ def shared_operands(
             todo += [v for v in maker.operands if graph.values[v].shape == tensor.shape and v not in large]
         return False
 
-    def again(value: int, reads: Sequence[tuple[int, int]]) -> Again | None:
-        work = vector_work(flow, value, leaves[value] or {})
+    def again(value: int, work: float, reads: Sequence[tuple[int, int]]) -> Again:
         read, count = sum((leaves[value] or {}).values()), math.prod(graph.values[value].shape)
         kernels = [_beside(flow, uses, stored, leaves, bytes_of, graph.ops[index].results[0]) for index, _ in reads]
-        return None if work is None else Again(work, read / count, tuple(kernels))
+        return Again(work, read / count, tuple(kernels))
 
     for op in graph.ops:
         if flow.rules[op.index].matmul and flow.loop_of[op.index] < 0 and len(op.operands) == 2:
@@ -150,13 +149,14 @@ def shared_operands(
             and any(flow.producers[leaf] >= 0 for leaf in leaves[value] or ())  # of weights see `converted_weights`
             and not any(stored[graph.ops[index].operands[place]] for index, place in reads)
         ):
-            takes = again(value, reads)
-            if not is_wide(value):
-                if takes is not None and not graph.values[value].narrowed:  # f32 that products read in bf16: not seen
-                    shared.append(SharedOperand(value, tuple(reads), False, takes))
-            elif erfcs.isdisjoint(leaves[value] or ()) or takes is None or takes.work >= _LEAST_WORK:
-                if all(graph.ops[index].primitive == "dot_general" for index, _ in reads):
-                    shared.append(SharedOperand(value, tuple(reads), is_rounded(value)))
+            wide = is_wide(value)
+            of_erfc = wide and not erfcs.isdisjoint(leaves[value] or ())
+            work = vector_work(flow, value, leaves[value] or {}) if of_erfc or not wide else None
+            if not wide and work is not None and not graph.values[value].narrowed:  # f32 read in bf16: not seen
+                shared.append(SharedOperand(value, tuple(reads), False, again(value, work, reads)))
+            products = all(graph.ops[index].primitive == "dot_general" for index, _ in reads)
+            if wide and products and (work is None or work >= _LEAST_WORK):
+                shared.append(SharedOperand(value, tuple(reads), is_rounded(value)))
     return tuple(shared)
 
 

@@ -20,7 +20,7 @@ those that would have had tiles, too: none is made in parts, and each has a work
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -64,9 +64,11 @@ def without_triton(
       reads: the layout row of every operand as it is read.
     """
 
+    producers = graph.producers()
+
     def is_whole(op: Op) -> bool:
         lhs, rhs = (reads[op.index, place][None] for place in range(2))
-        product = local_product(graph, op, graph.producers(), lhs, rhs, axes)
+        product = local_product(graph, op, producers, lhs, rhs, axes)
         return product is not None and float(split_ways(product, profile)[0]) == 1
 
     return profile.kind == "gpu" and any(map(is_whole, _without_tiles(graph, axes, reads)))
@@ -114,15 +116,23 @@ def _reads(
 def _made_by(graph: Graph, producers: Sequence[int], value: int) -> tuple[int, list[Op]]:
     """The product with batch dimensions, first ones of an operand, that makes `value`, or -1, and what shows its result
     otherwise, last first."""
-    steps = list[Op]()
-    while (maker := producers[value]) >= 0 and graph.ops[maker].primitive in (*VIEWS, "convert_element_type"):
-        steps.append(graph.ops[maker])
-        value = graph.ops[maker].operands[0]
+    maker, steps = steps_from(graph, producers, value, {*VIEWS, "convert_element_type"})
     if maker < 0 or not is_batched(graph.ops[maker]):
         return -1, steps
     batches = zip(graph.ops[maker].operands, graph.ops[maker].params["dimension_numbers"][1], strict=False)
     first = any(math.prod(graph.values[v].shape[: max(b) + 1]) == _size(graph, v, b) for v, b in batches)
     return (maker if first else -1), steps
+
+
+def steps_from(
+    graph: Graph, producers: Sequence[int], value: int, primitives: Container[str]
+) -> tuple[int, list[Op]]:
+    """What makes the value that operations of one operand show as `value`, or -1, and these, last first."""
+    steps = list[Op]()
+    while (maker := producers[value]) >= 0 and graph.ops[maker].primitive in primitives:
+        steps.append(graph.ops[maker])
+        value = graph.ops[maker].operands[0]
+    return maker, steps
 
 
 def _size(graph: Graph, value: int, dims: Sequence[int]) -> int:
