@@ -37,6 +37,28 @@ def computed_again(labels: Any, weights: Any) -> Any:
     return jax.grad(jax.checkpoint(lambda w: jnp.sin(jnp.sin(w)).sum()))(weights)
 
 
+def _network(weights: Any) -> Any:
+    return jax.nn.silu(jnp.sin(jax.nn.relu(jnp.sin(weights))))
+
+
+def with_and_without_gradient(labels: Any, weights: Any) -> Any:
+    """As a generator is run, once for the discriminator's loss and once for its own: functions with a derivative of
+    their own, and jitted ones, are other calls by then."""
+    del labels
+    return _network(weights).sum(), jax.grad(lambda w: (_network(w) ** 2).sum())(weights)
+
+
+def gradient_first(labels: Any, weights: Any) -> Any:
+    return *with_and_without_gradient(labels, weights)[::-1], labels
+
+
+def called_twice(labels: Any, weights: Any) -> Any:
+    """Two calls of one function that is jitted; and what one returns is what the other gets."""
+    twice = jax.jit(lambda w: (jnp.sin(w), w))
+    made, same = twice(weights)
+    return made * 2, twice(same)[0] * 3, labels
+
+
 @pytest.mark.parametrize(
     ("step", "primitive", "left"),
     [
@@ -47,6 +69,11 @@ def computed_again(labels: Any, weights: Any) -> Any:
         (unlike, "mul", 2),
         (unlike, "convert_element_type", 3),
         (computed_again, "sin", 1),
+        (with_and_without_gradient, "sin", 2),
+        (with_and_without_gradient, "max", 1),
+        (gradient_first, "sin", 2),
+        (gradient_first, "max", 1),
+        (called_twice, "sin", 1),
     ],
 )
 def test_equal_operations_are_one(step: Callable[..., Any], primitive: str, left: int) -> None:
