@@ -35,7 +35,7 @@ from .joined_images import whole_gradients
 from .kept_tanhs import biased_tanhs
 from .kernel_starts import kernel_starts
 from .kinds import COMPUTED_AGAIN, SMALL, kinds_of, source_values
-from .levels import costs_more_again, kernels_reading, run_at_level
+from .levels import costs_more_again, kernels_reading, levels_of, run_at_level
 from .lookups import Lookups, lookups_of
 from .masks import (
     COMPARISONS,
@@ -102,7 +102,7 @@ class _Kernels:
         self.images = image_lanes(graph, rules) if platform == "tpu" else {}
         self.by_triton = platform == "gpu" and not may_be_without_triton(graph)
         self.laid = written_for_products(graph, self.images) | read_of_sliced_lists(graph)
-        self._find_levels()
+        self.op_level, self.value_level = levels_of(self._flow(), self._here, self._open)
         self.onto = dict(added_onto(graph, self.producers)) if platform == "gpu" else {}
         self.scores = tuple(added_scores(graph, self.kinds, self.producers) if platform == "tpu" else ())
         forced = self._forced()
@@ -122,6 +122,10 @@ class _Kernels:
             self._find_leaves()
         self.written = written_in_loops(graph, self.stored)
 
+    def _flow(self) -> Flow:
+        return Flow(graph=self.graph, rules=self.rules, kinds=self.kinds, source=self.source, producers=self.producers,
+                    loop_of=self.loop_of)  # fmt: skip
+
     def _open(self, op: Op) -> bool:
         """Whether what reads `op` may join its kernel, as it does with contractions of XLA for TPU."""
         return self.platform == "tpu" and self.rules[op.index].matmul
@@ -129,26 +133,6 @@ class _Kernels:
     def _here(self, value: int, op: Op) -> bool:
         """Whether `value` is made in the loop body that `op` stands in; else it is in memory before the body starts."""
         return self.producers[value] >= 0 and self.loop_of[self.producers[value]] == self.loop_of[op.index]
-
-    def _find_levels(self) -> None:
-        """Sets `op_level` and `value_level`."""
-        self.op_level, self.value_level = [0] * len(self.graph.ops), [0] * len(self.graph.values)
-        floor, highest, before = dict[int, int](), dict[int, int](), -1
-        for op in self.graph.ops:
-            loop, kind = self.loop_of[op.index], self.kinds[op.index]
-            if loop < before:
-                floor[loop] = highest.get(loop, 0) + 1  # no kernel runs before and after a loop
-            before = loop
-            level = floor.get(loop, 0)
-            for value in op.operands:
-                if self._here(value, op) and not self.source[value]:
-                    complete = kind == "heavy" and self.kinds[self.producers[value]] != "edge"
-                    level = max(level, self.value_level[value] + complete)
-            self.op_level[op.index] = level
-            highest[loop] = max(highest.get(loop, 0), level)
-            later = kind == "reduction" or (kind == "heavy" and not self._open(op))
-            for result in op.results:
-                self.value_level[result] = level + later
 
     def _forced(self) -> list[bool]:
         """Values in memory whatever is computed again."""
@@ -245,7 +229,8 @@ class _Kernels:
             yield from () if op.primitive in VIEWS else (value,)  # what that is a view of is as good
 
     def _from_operands(self, op: Op, value: int) -> Mapping[int, float] | None:
-        if op.primitive == "scan_slice":
+        cut = self.platform == "tpu" and op.primitive in ("slice", "split") and self.stored[op.operands[0]]
+        if op.primitive == "scan_slice" or cut:  # no more is read than that
             return {value: self.bytes[value]}
         alone = self.kinds[op.index] != "fused" and value not in self.again
         if alone or (self.platform == "gpu" and self._dear(op, value)):
@@ -311,8 +296,7 @@ class _Kernels:
         runs = run_at_level(self.graph, self.kinds, self.stored, carried, self.op_level)
         seen = set[tuple[int, int, int]]()
         reads, writes = list[tuple[float, ...]](), list[tuple[float, ...]]()
-        flow = Flow(graph=self.graph, rules=self.rules, kinds=self.kinds, source=self.source, producers=self.producers,
-                    loop_of=self.loop_of)  # fmt: skip
+        flow = self._flow()
         times = run_at(flow, self.platform, self.stored, self.leaves, self.op_level)
         tpu, gpu, lookups = self.platform == "tpu", self.platform == "gpu", self.lookups
         in_rows, again = tiled_in_rows(self.graph, lookups) if tpu else {}, written_again(flow) if gpu else set()

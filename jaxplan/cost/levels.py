@@ -2,11 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from ..ir import SUMS, Graph
+from ..ir import SUMS, Graph, Op
 from ..sharding import Rule
-from .residency import origin
+from .residency import Flow, origin
+
+
+def levels_of(
+    flow: Flow, here: Callable[[int, Op], bool], is_open: Callable[[Op], bool]
+) -> tuple[list[int], list[int]]:
+    """The level of every operation and of every value, see `fusion`.
+
+    Args:
+      here: whether a value is made in the loop body that an operation stands in; is_open: whether what reads an
+        operation may join its kernel.
+    """
+    graph, kinds = flow.graph, flow.kinds
+    op_level, value_level = [0] * len(graph.ops), [0] * len(graph.values)
+    floor, highest, before = dict[int, int](), dict[int, int](), -1
+    for op in graph.ops:
+        loop, kind = flow.loop_of[op.index], kinds[op.index]
+        if loop < before:
+            floor[loop] = highest.get(loop, 0) + 1  # no kernel runs before and after a loop
+        before = loop
+        level = floor.get(loop, 0)
+        for value in op.operands:
+            if here(value, op) and not flow.source[value]:
+                complete = kind == "heavy" and kinds[flow.producers[value]] != "edge"
+                level = max(level, value_level[value] + complete)
+        op_level[op.index] = level
+        highest[loop] = max(highest.get(loop, 0), level)
+        later = kind == "reduction" or (kind == "heavy" and not is_open(op))
+        for result in op.results:
+            value_level[result] = level + later
+    uses = graph.uses()
+    for op in graph.ops:
+        if is_open(op) and kinds[op.index] == "heavy":
+            _join_later(flow, uses, op, op_level, value_level)
+    return op_level, value_level
+
+
+def _join_later(
+    flow: Flow, uses: Sequence[Sequence[tuple[int, int]]], op: Op, op_level: list[int], value_level: list[int]
+) -> None:
+    """Moves a product to the level of what alone is computed of it, where the rest of that comes later: XLA for TPU
+    ends the product's kernel with it, whenever that is, unless another product's kernel does."""
+    graph, level, chain = flow.graph, op_level[op.index], [op]
+    while len(chain[-1].results) == 1:
+        (value,) = chain[-1].results
+        readers = {index for index, _ in uses[value]}
+        if len(readers) != 1 or value in graph.outputs:
+            return
+        reader = graph.ops[readers.pop()]
+        alike = all(graph.values[v].shape == graph.values[value].shape for v in reader.results)
+        if not alike or flow.kinds[reader.index] != "fused" or flow.loop_of[reader.index] != flow.loop_of[op.index]:
+            return
+        if op_level[reader.index] > level:
+            later = op_level[reader.index]
+            if not any(_ends_product(flow, v, op_level, later) for v in reader.operands if v != value):
+                for one in chain:
+                    op_level[one.index] = later
+                    value_level[one.results[0]] = later
+            return
+        chain.append(reader)
+
+
+def _ends_product(flow: Flow, value: int, op_level: Sequence[int], level: int) -> bool:
+    """Whether a product's kernel makes `value` at a level."""
+    todo, seen = [value], set[int]()
+    while todo:
+        value = todo.pop()
+        maker = flow.producers[value]
+        if value in seen or maker < 0 or flow.source[value] or op_level[maker] != level:
+            continue
+        seen.add(value)
+        if flow.rules[maker].matmul:
+            return True
+        if flow.kinds[maker] == "fused":
+            todo += flow.graph.ops[maker].operands
+    return False
 
 
 def kernels_reading(

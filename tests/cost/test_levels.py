@@ -98,3 +98,57 @@ def test_a_network_is_compiled_to_what_is_planned(tpu_topology: Any) -> None:
     compiled = compiled_memory(compile_for(sharded.lower(*given), mesh)).peak_bytes
     planned = sharded.plan(*given).cost.peak_bytes
     assert 0.97 * compiled < planned < 1.15 * compiled
+
+
+def shortcut(weights: Any, x: Any) -> Any:
+    """Blocks whose input a 1 x 1 convolution brings to their channels, with nothing normalised of that."""
+    for first, second, beside in weights:
+        y = jax.nn.silu(normalised(convolved(x, first)))
+        x = jax.nn.silu(convolved(x, beside) + normalised(convolved(y, second)))
+    return x
+
+
+def two_products(weights: Any, x: Any) -> Any:
+    """The last product's kernel ends with the sum; the other one writes what it makes."""
+    for first, second, beside in weights:
+        x = jax.nn.silu(convolved(x, beside) + convolved(jax.nn.silu(normalised(convolved(x, first))), second))
+    return x
+
+
+@pytest.mark.parametrize(("net", "written"), [(shortcut, False), (two_products, True)])
+def test_a_products_kernel_ends_with_what_alone_reads_it_whenever_that_is(net: Any, written: bool) -> None:
+    kernels = ((3, 128), (3, CHANNELS), (1, 128)), ((3, CHANNELS), (3, CHANNELS), (1, CHANNELS))
+    weights = [[jax.ShapeDtypeStruct((n, n, c, CHANNELS), BF16) for n, c in block] for block in kernels]
+    graph = trace(step(net), (weights, jax.ShapeDtypeStruct((64, 32, 32, 128), BF16)), {}).graph
+    stored = traffic(graph, graph_rules(graph), "tpu").stored
+    convolutions = [op for op in graph.ops if op.primitive == "conv_general_dilated"]
+    beside = next(op for op in convolutions if graph.values[op.operands[1]].shape == (1, 1, 128, CHANNELS))
+    (total,) = (op for op in graph.ops if op.primitive == "add" and beside.results[0] in op.operands)
+    assert stored[beside.results[0]] is written
+    assert stored[total.results[0]]
+
+
+def gated(weights: Any, x: Any) -> Any:
+    """A gate that is split off, with a bias."""
+    for w, b, out in weights:
+        a, g = jnp.split(x @ w + b, 2, -1)
+        x = x + (a * jax.nn.relu(g)) @ out
+    return x
+
+
+def summed_apart(weights: Any, x: Any) -> Any:
+    """Halves of a product that are added up over different rows."""
+    a, b = jnp.split(x @ weights, 2, -1)
+    return a.sum(1), b.sum(2)
+
+
+def test_what_is_split_is_written_whole_and_no_part_of_it() -> None:
+    layer = [jax.ShapeDtypeStruct(shape, BF16) for shape in ((256, 1024), (1024,), (512, 256))]
+    gates = trace(step(gated), ([layer] * 2, jax.ShapeDtypeStruct((4096, 256), BF16)), {}).graph
+    rows = jax.ShapeDtypeStruct((32, 32, 32, 128), BF16)
+    sums = trace(summed_apart, (jax.ShapeDtypeStruct((128, 256), BF16), rows), {}).graph
+    for graph in (gates, sums):
+        stored = traffic(graph, graph_rules(graph), "tpu").stored
+        splits = [op for op in graph.ops if op.primitive == "split"]
+        assert splits and all(stored[op.operands[0]] for op in splits)
+        assert not any(stored[part] for op in splits for part in op.results)
