@@ -17,7 +17,7 @@ import numpy as np
 from ..ir import VIEWS, Graph, Lives
 from ..sharding import MeshAxes
 from .scores import is_batched, makes_f32
-from .tiles import device_bytes
+from .tiles import Tiling, device_bytes
 
 
 def kept_scores(
@@ -27,11 +27,12 @@ def kept_scores(
     times: Sequence[int],
     lives: Lives,
     values: Mapping[int, np.ndarray],
+    rows: Mapping[int, Tiling],
 ) -> Iterator[tuple[int, int, int]]:
     """(start, stop, bytes) of what is in no buffer by the rules of `fusion`, scores or arguments, as long as the other.
 
     Args:
-      stored, times: see `Traffic`; values: the layout row of every value where it is made.
+      stored, times, rows: see `Traffic`; values: the layout row of every value where it is made.
     """
     producers, uses = graph.producers(), graph.uses()
     for op in graph.ops if not graph.barriers else ():
@@ -47,7 +48,8 @@ def kept_scores(
         (kept,) = there
         stop = lives.intervals[kept].stop
         if (row := values.get(kept)) is not None and times[op.index] + 1 < stop:
-            yield times[maker], stop, int(device_bytes(graph.values[kept], row[None], axes, "tpu")[0])
+            size = device_bytes(graph.values[kept], row[None], axes, "tpu", rows.get(kept, "any"))
+            yield times[maker], stop, int(size[0])
 
 
 def _softmax_stays(graph: Graph, uses: Sequence[Sequence[tuple[int, int]]], argument: int) -> bool:

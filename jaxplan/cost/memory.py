@@ -35,11 +35,10 @@ from .tables import RowUpdate, table_copies, tiled_as_read, tiled_in_rows
 from .tiles import Tiling, device_bytes, gathered_bytes
 from .vector_memory import VectorMemory
 
-_TABLE_BYTES, _TABLES = 2**14, 0.8
-"""What every result of several arrays has on TPU beside these: a table of 512 bytes, in 16 KiB that nothing else uses.
-Kernels of several results and copies to and from the vector memory make 1.2 to 3.3 of them for each array in memory,
-most of which lie below others' buffers: 0.4 to 1.6, in the median 0.8, lie on top of them all in 26 networks compiled
-for v5e (libtpu 0.0.42.1, 2026-11-28): 49 MB of the 256 of a U-Net."""
+_TABLE_BYTES = 2**14
+"""What every result of several arrays has on TPU beside these: a table of 512 bytes, in 16 KiB that nothing else uses
+before or after it. Kernels of several results, collectives, and copies to and from the vector memory have one each; see
+`Profile.result_tables` for how many."""
 
 _LOOP_BUFFERS = ("carry_init", "scan_stack")
 """What makes values that are there as long as their loop, sums that are pending too: of accumulated gradients."""
@@ -82,6 +81,7 @@ def simulate_memory(
     late: Mapping[int, int] | None = None,
     halved: Collection[int] = (),
     vector: VectorMemory | None = None,
+    result_tables: float = 1.0,
 ) -> MemoryProfile:
     """The live sets of `graph`.
 
@@ -93,6 +93,7 @@ def simulate_memory(
       beside: (start, stop, bytes) of what else is copied; back_and_forth, converted: see there; listed: values whose
         copies are read: from when on; late: values that are made when they are read alone: since when; halved: f32
         values in whose place bf16 ones are kept.
+      result_tables: see `Profile`, TPU only.
       waited: values that wait behind a loop: until when, and the share of their bytes that they wait in.
       platform: "tpu", "gpu" or "cpu", see `device_bytes`; whole_sums: see `CostModel.whole_sums`;
         images, over, copied_images, tables, spread, squares: see `Traffic`.
@@ -168,7 +169,7 @@ def simulate_memory(
             if platform == "tpu":
                 placed.add(value)
     if platform == "tpu":
-        ledger.add("tables", 0, whole, int(_TABLES * sum(stored)) * _TABLE_BYTES, given=True)
+        ledger.add("tables", 0, whole, int(result_tables * sum(stored)) * _TABLE_BYTES, given=True)
     for op, size in (op_scratch or {}).items():
         ledger.add("scratch", when[op], when[op] + 1, size)
 

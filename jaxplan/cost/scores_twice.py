@@ -40,7 +40,7 @@ from ..ir import VIEWS, Graph
 from ..sharding import ELEMENTWISE, MeshAxes
 from .residency import Flow
 from .scores import is_batched
-from .tiles import device_bytes, local_sizes
+from .tiles import Tiling, device_bytes, local_sizes
 
 _HELD, _TURNED_APART, _COLUMNS = 1 << 20, 3 << 18, 128
 """See above: bytes, bytes and columns from which on scores lie apart."""
@@ -114,6 +114,7 @@ def twice_in_memory(
     found: Sequence[Twice],
     times: Sequence[int],
     reads: Mapping[tuple[int, int], np.ndarray],
+    rows: Mapping[int, Tiling],
     written_out: int,
 ) -> tuple[list[tuple[int, int, int]], dict[int, int]]:
     """(start, stop, bytes) of the scores that lie beside the argument of their exponential, while made into it, and
@@ -121,7 +122,7 @@ def twice_in_memory(
 
     Args:
       written_out: from how many keys on what masks scores is written out, see `Profile.masked_tokens`; 0: never.
-      times: see `Traffic`; reads: see `simulate_memory`.
+      times, rows: see `Traffic`; reads: see `simulate_memory`.
     """
     around = graph.loops_around()
     scores: list[tuple[int, int, int]] = []
@@ -131,7 +132,8 @@ def twice_in_memory(
         keys, read = reads.get((one.product, one.place)), reads.get((one.taken, 0))
         if keys is None or read is None or not _lies_apart(graph, axes, one, keys, written_out):
             continue
-        size = float(device_bytes(graph.values[one.scores], read[None], axes, "tpu")[0])
+        tiling = rows.get(one.scores, "any")
+        size = float(device_bytes(graph.values[one.scores], read[None], axes, "tpu", tiling)[0])
         made, softmax = times[one.product], times[one.subtracted]
         narrow = one.shared and one.narrow and not written_out
         scores.append((made, softmax + 1, math.ceil(size / 2 if narrow else size)))

@@ -183,13 +183,13 @@ def step_memory(
             if (row := values.get(value)) is not None:
                 beside.append((start, stop, int(device_bytes(graph.values[value], row[None], axes, "tpu")[0])))
         written_out = model.profile.masked_tokens or 0
-        scores, late = twice_in_memory(graph, axes, crossing.twice, times, reads, written_out)
+        scores, late = twice_in_memory(graph, axes, crossing.twice, times, reads, crossing.rows, written_out)
         halved = kept_as_made(graph, axes, crossing.twice, reads)
         beside += scores
         if model.profile.keeps_erfcs:
             beside += kept_erfcs(graph, axes, stored, times, lives, values)
         if model.profile.keeps_scores:
-            beside += kept_scores(graph, axes, stored, times, lives, values)
+            beside += kept_scores(graph, axes, stored, times, lives, values, crossing.rows)
         if model.profile.turns_first_layers:
             beside += turned_round(graph, axes, crossing.firsts, model.profile.on_chip_bytes or 0, times, values)
         beside += prepared_indices(graph, axes, crossing.indices, times, reads)
@@ -200,9 +200,12 @@ def step_memory(
         converted = [*converted_weights(graph, axes, stored, times, values, reads)]
         converted += turned_for_loops(graph, axes, crossing.caches, times, values)
         converted += written_in_groups(graph, axes, crossing.grouped, times, lives.needed, values)
-        if seconds is not None and not few_images(graph, axes, crossing.images, reads):
+        if seconds is not None:
             once = estimated(graph, axes, crossing, model.profile, values, reads, seconds, times)
-            vector = vector_memory(graph, times, lives.needed, once, model.profile, crossing.kernels, stored)
+            spread_out = crossing.images if few_images(graph, axes, crossing.images, reads) else ()
+            vector = vector_memory(
+                graph, times, lives.needed, once, model.profile, crossing.kernels, stored, spread_out
+            )
         room = 0 if vector is not None else model.profile.on_chip_bytes or 0
         settled = [*back_and_forth(graph, axes, room, times, lives.needed, values)]
     looked_up = late_lookups(graph, model, gathering, tied, values, reads, outputs) if gathering else {}
@@ -215,7 +218,8 @@ def step_memory(
         if (row := reads.get((gather, 0))) is not None:
             tensor = graph.values[graph.ops[gather].operands[0]]
             size = int(device_bytes(tensor, row[None], axes, model.profile.kind)[0])
-            beside.append((start, max(until, looked_up.get(gather, 0)) + 1, size))
+            end = max(until, looked_up.get(gather, 0)) + 1
+            converted.append(Converted(start, end, size, graph.ops[gather].operands[0]))
     found = simulate_memory(
         graph, axes, stored, kinds, values, reads,
         inside=crossing.inside, second_stacks=crossing.second_stacks, fills=crossing.fills, times=times,
@@ -226,6 +230,7 @@ def step_memory(
         platform=model.profile.kind, whole_sums=model.whole_sums,
         vector=vector, lives=lives, converted=converted,
         beside=beside, back_and_forth=settled, late=late, halved=halved, listed=given_up,
+        result_tables=model.profile.result_tables or 0.0,
     )  # fmt: skip
     room = model.profile.usable_bytes
     most = max(0 if behind is None else len(behind.ops), len(gathering), len(updated))

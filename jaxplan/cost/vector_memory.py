@@ -11,9 +11,10 @@ what `estimates` says, and loops run `_ITERATIONS` times, whatever their number 
 doesn't make has its place for all of them. Both numbers are options as libtpu 0.0.42.1 writes them out,
 `xla_msa_max_overlap_to_mem_size_async_copy_ratio` and `xla_tpu_memory_space_assignment_while_execution_count`. What
 loops stack is given a place for the time before, in, between and behind them, each by itself. A place is a piece of
-addresses, the smallest that is free and large enough. Buffers of more than three quarters of the room, half of it where
-twice as much is alive, are taken to find none: what XLA brings in for single reads, and the model doesn't know of, lies
-between (67 MB of an MLP's, 100 of scores; but the logits of a small Llama, 66 MB, found one).
+addresses, the smallest that is free and large enough. Buffers of more than three quarters of the room find none, nor
+of half of it where twice as much is alive: what XLA brings in for single reads, and the model doesn't know of, lies
+between (67 MB of an MLP's, 84 of a table's, 100 of scores, of 117). What is read four times or more, and saves time,
+comes before that: logits of 66 MB of 101 (a scanned Llama) and of 117 (a mixture of experts).
 
 Where a device is two cores with a vector memory each (v5p), what products, copies, collectives and lookups make is in
 main memory, until it has been copied for a read and where it then stays; fused loops alone write into vector memory.
@@ -27,14 +28,14 @@ nothing, for its scatters are taken to last longer than the longest wait. A DLRM
 its order, by the same worth to within 3 %.
 
 Left out is what sorts, branches and products of ragged groups read and write, which lies in main memory (29 primitives
-compiled by themselves for v5e), and all of a step with Fourier transforms or decompositions, or where a device has few
-images: of these XLA makes more than the model knows.
+compiled by themselves for v5e), images where a device has few of them, and all of a step with Fourier transforms or
+decompositions: of these XLA makes more than the model knows.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -55,6 +56,9 @@ _EXPANDED = (
     "triangular_solve", "tridiagonal", "tridiagonal_solve",
 )  # fmt: skip
 """Primitives of which XLA makes loops with buffers that the model doesn't know, in main memory: all is left there."""
+
+_LARGEST, _OFTEN = 0.75, 4
+"""Share of vector memory that a buffer may take, and reads from which on it may where twice as much is alive."""
 
 _LARGE = 1e-4
 """Buffers under this share of vector memory are left where they are."""
@@ -132,11 +136,12 @@ class VectorMemory(NamedTuple):
           most: bytes of all buffers, these and others, that are ever alive at once.
         """
         pieces = [piece for stay in stays if stay.size >= _LARGE * self.room for piece in self._pieces(stay)]
-        largest = (3 * self.room - min(max(most - self.room, 0), self.room)) // 4
+        usual = (3 * self.room - min(max(most - self.room, 0), self.room)) // 4
         places, kept, gone = Places(self.room, len(pieces)), list[Stay](), list[Stay]()
         copying_s = np.diff(self.elapsed_s)  # what is left for copies
         for one in sorted(pieces, key=lambda stay: (-self._worth(stay), -stay.size)):
-            small = one.size <= largest
+            often = len(self._reads(one)) >= _OFTEN and self._worth(one) > 0
+            small = one.size <= (_LARGEST * self.room if often else usual)
             if small and self._begins_there(one) and self._fits(one) and places.take(one.start, one.stop, one.size):
                 kept.append(one)
                 continue
@@ -236,19 +241,21 @@ def vector_memory(
     profile: Profile,
     kernels: Sequence[VectorKernel | None],
     stored: Sequence[bool],
+    left_out: Iterable[int] = (),
 ) -> VectorMemory | None:
     """Of a step; None where nothing stays on the chip.
 
     Args:
       times: when each operation runs; needed: until when what it reads is.
       found: see `estimates.estimated`; kernels, stored: see `Traffic`.
+      left_out: values that lie in main memory.
     """
     room = profile.vector_memory_bytes or 0
     if not room or any(op.primitive in _EXPANDED for op in graph.ops):
         return None
     around, count = graph.loops_around(), max(len(graph.ops), 1)
     took_s, depth, weight = np.zeros(count), np.zeros(count, np.int64), np.ones(count)
-    outside, saved_s = set[int](), dict[tuple[int, int], float]()
+    outside, saved_s = set(left_out), dict[tuple[int, int], float]()
     for op in graph.ops:
         turns = _ITERATIONS ** len(around[op.index])
         took_s[times[op.index]] += found.seconds.get(op.index, 0.0) * turns

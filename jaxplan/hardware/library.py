@@ -41,6 +41,7 @@ _KIND_NUMBERS: dict[str, dict[str, tuple[type, float, float]]] = {
         "on_chip_bytes": (int, -1, _INF),
         "vector_memory_bytes": (int, -1, _INF),
         "split_vector_memory": (int, -1, 1),
+        "result_tables": (float, 0.0, _INF),
         "assigned_efficiency": (float, 0.0, 1.0),
         "assigned_flops_share": (float, 0.0, 1.0),
         "matmul_rows": (int, 0, _INF),

@@ -113,6 +113,7 @@ class Profile:
       vector_memory_bytes: of vector memory for buffers, see `cost.vector_memory`; TPU only.
       split_vector_memory: 1 where a device is two cores with vector memory each: only fused loops write there; else 0;
         TPU only.
+      result_tables: tables of results of several arrays for each value that is stored, see `cost.memory`; TPU only.
       assigned_efficiency, assigned_flops_share: the shares of memory's datasheet rate and of the peak that XLA reckons
         with where it decides what lies in vector memory; TPU only.
       window_bytes, window_efficiency: what windows of a large product's result and sum fill of vector memory, and the
@@ -163,6 +164,7 @@ class Profile:
     on_chip_bytes: int | None = None
     vector_memory_bytes: int | None = None
     split_vector_memory: int | None = None
+    result_tables: float | None = None
     assigned_efficiency: float | None = None
     assigned_flops_share: float | None = None
     matmul_rows: int | None = None

@@ -66,8 +66,18 @@ def test_which_scores_are_kept_beside_arguments(kind: str, dtype: Any, count: in
     crossing = traffic(graph, graph_rules(graph), "tpu")
     values = {v: np.array([NONE]) for v in range(len(graph.values))}
     lives = lives_of(graph, crossing.stored, crossing.times)
-    found = [*kept_scores(graph, (("data", 1),), crossing.stored, crossing.times, lives, values)]
+    found = [*kept_scores(graph, (("data", 1),), crossing.stored, crossing.times, lives, values, crossing.rows)]
     assert [size for _, _, size in found] == [4 * 8 * HEADS * 256 * 256] * count
+
+
+def test_scores_beside_arguments_lie_in_whole_tiles() -> None:
+    """48 keys take the lanes of 128; no other dimension may, for the batches of a product lie in no tile."""
+    graph = trace(step_of("plain"), shapes(128, 48), {}).graph
+    crossing = traffic(graph, graph_rules(graph), "tpu")
+    values = {v: np.array([NONE]) for v in range(len(graph.values))}
+    lives = lives_of(graph, crossing.stored, crossing.times)
+    found = [*kept_scores(graph, (("data", 1),), crossing.stored, crossing.times, lives, values, crossing.rows)]
+    assert [size for _, _, size in found] == [4 * 128 * HEADS * 48 * 128] * LAYERS
 
 
 @pytest.mark.parametrize(("kind", "rounded"), [("added", LAYERS), ("rounded", 0)])

@@ -124,7 +124,7 @@ def on_one_device(
         for op in traced.graph.ops
         for place, v in enumerate(op.operands)
     }
-    given = (traced.graph, (("data", 1),), crossing.twice, crossing.times, reads)
+    given = (traced.graph, (("data", 1),), crossing.twice, crossing.times, reads, crossing.rows)
     return crossing, *twice_in_memory(*given, written_out)
 
 
@@ -171,7 +171,9 @@ def test_of_one_sequence_or_one_head_a_device_they_lie_once(dim: int) -> None:
                 reads[one.product, one.place] = np.array([cut, NONE, NONE, NONE])
                 reads[one.taken, 0] = np.array([heads if cut == dim else NONE, NONE, NONE, NONE])
             axes = (("data", BATCH), *((name, 1) for name in "abc"))
-            found, late = twice_in_memory(traced.graph, axes, crossing.twice, crossing.times, reads, written_out)
+            found, late = twice_in_memory(
+                traced.graph, axes, crossing.twice, crossing.times, reads, crossing.rows, written_out
+            )
             assert bool(found) == bool(late) == (cut == NONE)
             narrow = [one._replace(narrow=True) for one in crossing.twice]
             kept = kept_as_made(traced.graph, axes, narrow, reads)
