@@ -347,5 +347,5 @@ class Pipeline:
         return Candidate(
             name=name, found=found, inputs=inputs, outputs=outputs, checked=checked, sent=sent,
             compute_s=sum(decision.compute_s.values()), comm_s=sum(one.seconds_s for one in sent),
-            written_s=written_seconds(graph, checked.collectives, sent),
+            written_s=written_seconds(graph, checked.collectives, sent), lone_s=sum(one.lone_s for one in sent),
         )  # fmt: skip

@@ -32,7 +32,8 @@ class Candidate:
 
     Attributes:
       compute_s, comm_s: of a step, with the collectives that the partitioner really inserts; sent: each of them;
-        written_s: of those that the step's own `shard_map`s send, of which the search, having no say, knows nothing.
+        written_s: of those that the step's own `shard_map`s send, of which the search, having no say, knows nothing;
+        lone_s: of starts, see `Sending`.
     """
 
     name: str
@@ -44,10 +45,11 @@ class Candidate:
     comm_s: float
     sent: tuple[Sending, ...]
     written_s: float
+    lone_s: float = 0.0
 
     def searched_s(self, seconds: float, overlap: float) -> float:
-        """An objective or a bound of the search's as seconds of a whole step."""
-        return seconds + (1 - overlap) * self.written_s
+        """An objective or a bound of the search's as seconds of a whole step, what it doesn't know as in this plan."""
+        return seconds + (1 - overlap) * (self.written_s + self.lone_s)
 
     def step_s(self, overlap: float) -> float:
         """Seconds of a step when `overlap` of the communication is hidden."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from .accumulate import SUMS, accumulating_ops
@@ -30,14 +30,23 @@ TotalGroup = tuple[_Body, int]
 
 
 class Starts(NamedTuple):
-    """For every value, how much of the start of what sends it is its own: of sums and exchanges, and of gathers."""
+    """For every value, how much of the start of what sends it is its own: of sums and exchanges, and of gathers.
+
+    `sending`, `gathering`: see `group`.
+    """
 
     sent: tuple[float, ...]
     gathered: tuple[float, ...]
+    sending: tuple[Hashable, ...] = ()
+    gathering: tuple[Hashable, ...] = ()
 
     def of(self, kind: str) -> tuple[float, ...]:
         """Those of a kind of collective."""
         return self.gathered if kind == "all_gather" else self.sent
+
+    def group(self, kind: str, value: int) -> Hashable:
+        """With which others the collective of a kind that sends a value starts, equal for all; None: with none."""
+        return self.gathering[value] if kind == "all_gather" else self.sending[value]
 
 
 def start_shares(graph: Graph, products: Sequence[bool], sums: Sequence[bool]) -> Starts:
@@ -65,14 +74,17 @@ def start_shares(graph: Graph, products: Sequence[bool], sums: Sequence[bool]) -
     adding = [sums[op.index] and not all(late[v] for v in op.results) for op in graph.ops]
     depth = _depths(graph, adding, bodies, producers)
     twins, spread = _twins(graph, products, adding, bodies, depth), _spread(graph, depth, bodies, producers)
-    shares, gathered = [], []
+    shares, gathered, sending, gathering = list[float](), list[float](), list[Hashable](), list[Hashable]()
     for value, maker in enumerate(producers):
         body = bodies[maker] if maker >= 0 else ()
-        alike = twins[maker] if maker in twins else spread.get(value, 1)
+        group, alike = twins[maker] if maker in twins else spread.get(value, (None, 1))
         count = finished[body] if late[value] else fetched[body] if early[value] else alike
+        sending.append(("late", body) if late[value] else ("early", body) if early[value] else group)
         shares.append(1.0 / max(count, 1))
-        gathered.append(1.0 if late[value] and body else shares[-1])
-    return Starts(tuple(shares), tuple(gathered))
+        by_itself = late[value] and body
+        gathered.append(1.0 if by_itself else shares[-1])
+        gathering.append(None if by_itself else sending[-1])
+    return Starts(tuple(shares), tuple(gathered), tuple(sending), tuple(gathering))
 
 
 def total_shares(graph: Graph) -> dict[int, float]:
@@ -161,8 +173,8 @@ def _depths(
 
 def _twins(
     graph: Graph, products: Sequence[bool], sums: Sequence[bool], bodies: Sequence[_Body], depth: Sequence[int]
-) -> dict[int, int]:
-    """How many sums are alike, for each: of a body, of one shape, after equally many sums one after the other.
+) -> dict[int, tuple[Hashable, int]]:
+    """Which sums are alike, and how many, for each: of a body, of one shape, after equally many one after the other.
 
     One that waits for another comes after one more.
     """
@@ -172,7 +184,7 @@ def _twins(
             shapes = tuple(graph.values[v].shape for v in op.results)
             like[op.index] = bodies[op.index], depth[op.results[0]], products[op.index], shapes
     counts = Counter(like.values())
-    return {op: counts[key] for op, key in like.items()}
+    return {op: (key, counts[key]) for op, key in like.items()}
 
 
 def spreads(graph: Graph, op: Op, value: int) -> bool:
@@ -184,8 +196,8 @@ def spreads(graph: Graph, op: Op, value: int) -> bool:
 
 def _spread(
     graph: Graph, depth: Sequence[int], bodies: Sequence[_Body], producers: Sequence[int]
-) -> dict[int, int]:
-    """How many values behind sums are broadcast to something larger, of a body, of one size and as deep, for each."""
+) -> dict[int, tuple[Hashable, int]]:
+    """Which values behind sums are broadcast to something larger, of a body, of one size and as deep, and how many."""
     chains: dict[int, tuple[object, ...]] = {}
     first: dict[int, int] = {}
     for op in graph.ops:
@@ -208,7 +220,7 @@ def _spread(
                 first |= dict.fromkeys(chain, chain[-1])
                 chains[chain[-1]] = bodies[op.index], depth[chain[-1]], size
     alike = Counter(chains.values())
-    return {value: alike[chains[maker]] for value, maker in first.items()}
+    return {value: (chains[maker], alike[chains[maker]]) for value, maker in first.items()}
 
 
 def _early(graph: Graph, products: Sequence[bool], bodies: Sequence[_Body], producers: Sequence[int]) -> list[bool]:

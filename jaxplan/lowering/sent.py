@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -13,13 +13,20 @@ import numpy as np
 from ..cost import CostModel, Traffic, excess_bytes, excess_seconds, kernels_beside, sums_whole
 from ..ir import Graph, Starts, total_groups
 from ..sharding import UNREDUCED, Collective, MeshAxes
+from .shared_starts import shared_starts
 
 
 class Sending(NamedTuple):
-    """Seconds of all runs of a collective, hidden or not: of sending, and of the kernels that pack and unpack."""
+    """Seconds of all runs of a collective, hidden or not: of sending, and of the kernels that pack and unpack.
+
+    Attributes:
+      lone_s: of both, what the search doesn't know, which takes each to have its share of a start that all values that
+        nothing orders have together: how many there are is known once all is decided.
+    """
 
     sent_s: float = 0.0
     packing_s: float = 0.0
+    lone_s: float = 0.0
 
     @property
     def seconds_s(self) -> float:
@@ -45,13 +52,11 @@ def collective_prices(
     groups, bodies = total_groups(graph), graph.loops_around()
     free = _of_constants(graph)  # the zeros that something is scattered into are not sent
 
-    def group(item: Collective, op: int) -> tuple[object, ...]:
-        """Those that may be one: of one loop's body, none waiting for another."""
+    def group(item: Collective, op: int) -> Hashable:
+        """Numbers that may be summed in one: of one loop's body, none waiting for another."""
         around = (*graph.ops[op].results, *graph.ops[op].operands) if op >= 0 else ()
         one = next((groups[v] for v in around if v in groups), tuple(bodies[op]) if op >= 0 else ())
-        return item.kind, item.axes, item.trips, one
-
-    scalars = Counter(group(item, op) for item, op in collectives if not item.shape)
+        return "number", one
 
     # what no operation is known to need is on its way to where the step's results lie: nothing orders it
     ends = Counter((item.kind, item.axes) for item, op in collectives if op < 0)
@@ -60,26 +65,46 @@ def collective_prices(
         around = (*graph.ops[op].operands, *graph.ops[op].results) if op >= 0 else ()
         return [v for v in around if graph.values[v].shape == item.shape]
 
-    def share(item: Collective, op: int) -> float:
+    def value(item: Collective, op: int) -> int:
+        """What is sent, of several what shares most; -1: not known."""
+        return min((v for v in moved(item, op) if not free[v]), key=shares.of(item.kind).__getitem__, default=-1)
+
+    def together(item: Collective, op: int) -> Hashable:
         if not item.shape:
-            return 1 / scalars[group(item, op)]
-        own, alone = shares.of(item.kind), 1.0 if op >= 0 else 1 / ends[item.kind, item.axes]
-        return min((own[v] for v in moved(item, op) if not free[v]), default=alone)
+            return group(item, op)
+        sent = value(item, op)
+        return shares.group(item.kind, sent) if sent >= 0 else "end" if op < 0 else None
+
+    def believed(item: Collective, op: int) -> float:
+        """The share of its start that the search takes it to have."""
+        sent = value(item, op)
+        return shares.of(item.kind)[sent] if sent >= 0 else 1.0 if op >= 0 else 1 / ends[item.kind, item.axes]
 
     def of_one_kernel(item: Collective, op: int) -> bool:
         sent = moved(item, op)
         return bool(sent) and crossing.parted.issuperset(sent)
 
-    def sending(item: Collective, op: int) -> Sending:
-        own = share(item, op)
-        sent_s = model.collective_over(item.kind, item.bytes, item.axes, start_share=own if item.shape else 1.0)
+    def sending(item: Collective, op: int, own: float) -> Sending:
+        beside = kernels_beside(item, of_one_kernel(item, op))
+
+        def packing(share: float) -> float:
+            return float(model.packing_seconds(item.kind, item.bytes, item.axes, start_share=share, beside=beside))
+
+        alone_s = model.collective_over(item.kind, item.bytes, item.axes)
+        sent_s = alone_s - (1 - own) * model.collective_over(item.kind, 0.0, item.axes)
+        lone_s, share = 0.0, believed(item, op)
+        if item.shape:
+            searched_s = model.collective_over(item.kind, item.bytes, item.axes, start_share=share)
+            lone_s = sent_s - searched_s + packing(own) - packing(share)
         if item.excess:
             sent_s += float(excess_seconds(model, item.excess, item.axes))
-        beside = kernels_beside(item, of_one_kernel(item, op))
-        packing_s = float(model.packing_seconds(item.kind, item.bytes, item.axes, start_share=own, beside=beside))
-        return Sending(sent_s * (1.0 if item.shape else own) * item.trips, packing_s * item.trips)
+        return Sending(sent_s * item.trips, packing(own) * item.trips, lone_s * item.trips)
 
-    return tuple(Sending() if item.kind == "all_slice" else sending(item, op) for item, op in collectives)
+    starts = shared_starts(model, [(item, together(item, op)) for item, op in collectives])
+    return tuple(
+        Sending() if item.kind == "all_slice" else sending(item, op, own)
+        for (item, op), own in zip(collectives, starts, strict=True)
+    )
 
 
 def _of_constants(graph: Graph) -> list[bool]:

@@ -69,6 +69,7 @@ def beliefs(planner: Pipeline, template: str | None) -> tuple[float, float]:
     sent_s = sum(float(edge.costs_s[chosen[edge.tail], chosen[edge.head]]) for edge in problem.edges)
     # what results are copied for is a price of edges, which the decision counts as computing
     sent_s -= sum(float(x.seconds[chosen[x.made], chosen[x.kept]]) for x in found.space.settling)
+    sent_s += planner.checked("plan", found).lone_s  # starts that others were taken to share
     return sum(found.decision.compute_s.values()) + sent_s, evaluated(planner, found).step_s()
 
 

@@ -1,0 +1,56 @@
+"""What starts together, as XLA's combiners put it into one."""
+
+from __future__ import annotations
+
+import pytest
+from jax.sharding import AbstractMesh
+
+from jaxplan.api import Options, model_of, target_of
+from jaxplan.cost import CostModel
+from jaxplan.lowering.shared_starts import shared_starts
+from jaxplan.sharding import Collective
+
+MIB = 2**20
+BOTH = ("data", "model")
+
+
+def model(hardware: str = "h100") -> CostModel:
+    return model_of(target_of(AbstractMesh((4, 2), BOTH), hardware), Options())
+
+
+def sent(
+    kind: str, axes: tuple[str, ...] = BOTH, mib: float = 1.0, dtype: str = "bfloat16", trips: float = 1.0,
+    shape: tuple[int, ...] = (512, 1024),
+) -> Collective:  # fmt: skip
+    return Collective(
+        kind=kind, axes=axes, bytes=int(mib * MIB), trips=trips, scope="", shape=shape, dtype=dtype
+    )  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("items", "shares"),
+    [
+        # weights over other axes are gathered apart, and together take no less than a start
+        ([sent("all_gather"), sent("all_gather"), sent("all_gather", ("data",))], [1 / 2, 1 / 2, 1.0]),
+        ([sent("all_gather"), sent("all_reduce"), sent("all_gather", trips=2.0)], [1.0, 1.0, 1.0]),
+        # sums of one element type alone; what is gathered is bytes
+        ([sent("all_reduce"), sent("all_reduce", dtype="float32")], [1.0, 1.0]),
+        ([sent("all_gather"), sent("all_gather", dtype="float32")], [1 / 2, 1 / 2]),
+        # until they are too large together, scattered sums by what is left of them
+        ([sent("all_reduce", mib=20), sent("all_reduce", mib=20), sent("all_reduce", mib=5)], [1.0, 1 / 2, 1 / 2]),
+        ([sent("reduce_scatter", mib=20), sent("reduce_scatter", mib=20)], [1 / 2, 1 / 2]),
+        ([sent("all_to_all"), sent("all_to_all")], [1.0, 1.0]),
+    ],
+)  # fmt: skip
+def test_what_is_alike_and_unordered_starts_once(items: list[Collective], shares: list[float]) -> None:
+    assert shared_starts(model(), [(item, "ends") for item in items]) == shares
+
+
+def test_what_is_ordered_starts_by_itself() -> None:
+    one = sent("all_gather")
+    assert shared_starts(model(), [(one, None), (one, None), (one, "early"), (one, "late")]) == [1.0] * 4
+
+
+def test_numbers_are_summed_at_once_on_every_platform() -> None:
+    number = sent("all_reduce", mib=0.0, dtype="float32", shape=())
+    assert shared_starts(model("tpu-v5e"), [(number, "total")] * 4) == [1 / 4] * 4
