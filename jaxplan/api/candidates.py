@@ -343,7 +343,9 @@ class Pipeline:
             for items in (checked.collectives, checked.unplanned)
         )
         checked = dataclasses.replace(checked, collectives=as_made, unplanned=unplanned)
-        sent = collective_prices(graph, found.space.start_shares, self.model, self.crossing, checked.collectives)
+        sent = collective_prices(
+            graph, found.space.start_shares, self.model, self.crossing, checked.collectives, self.waited
+        )
         return Candidate(
             name=name, found=found, inputs=inputs, outputs=outputs, checked=checked, sent=sent,
             compute_s=sum(decision.compute_s.values()), comm_s=sum(one.seconds_s for one in sent),

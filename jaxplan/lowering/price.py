@@ -119,10 +119,11 @@ def price(
         behind = summed_behind_loops(graph)
         asked = [(_behind_its_loop(c, behind.get(op, 1.0)), op) for c, op in asked]
     sent = as_sent(graph, where.values, where.reads, asked, where.axes, model)
-    prices = collective_prices(graph, start_shares_of(graph, rules), model, crossing, sent)
+    waited = waited_values(traced)
+    prices = collective_prices(graph, start_shares_of(graph, rules), model, crossing, sent, waited)
     collectives = tuple((c, op, paid.seconds_s) for (c, op), paid in zip(sent, prices, strict=True))
     memory = step_memory(
-        graph, where.axes, model, crossing, kinds, where.values, where.reads, waited_values(traced), where.outputs,
+        graph, where.axes, model, crossing, kinds, where.values, where.reads, waited, where.outputs,
         seconds,
     )  # fmt: skip
     return Priced(

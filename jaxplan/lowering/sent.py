@@ -40,17 +40,19 @@ def collective_prices(
     model: CostModel,
     crossing: Traffic,
     collectives: Sequence[tuple[Collective, int]],
+    waited: Mapping[int, tuple[int, float]],
 ) -> tuple[Sending, ...]:
     """What each collective takes; nothing for those that move nothing.
 
     Args:
-      shares: of every value, see `ir.start_shares`.
+      shares: of every value, see `ir.start_shares`; waited: of the graph's, see `waited_values`.
       collectives: with the operation that needs each, -1 where it is not known.
     """
 
     # Parts of a total: XLA combines their sums on every platform (on CPU, five of them: one all_reduce of a tuple).
     groups, bodies = total_groups(graph), graph.loops_around()
     free = _of_constants(graph)  # the zeros that something is scattered into are not sent
+    finished = _finished(graph, waited)
 
     def group(item: Collective, op: int) -> Hashable:
         """Numbers that may be summed in one: of one loop's body, none waiting for another."""
@@ -73,7 +75,10 @@ def collective_prices(
         if not item.shape:
             return group(item, op)
         sent = value(item, op)
-        return shares.group(item.kind, sent) if sent >= 0 else "end" if op < 0 else None
+        if sent < 0:
+            return "end" if op < 0 else None
+        ends = shares.group(item.kind, sent)
+        return ends and (ends, finished.get(sent))
 
     def believed(item: Collective, op: int) -> float:
         """The share of its start that the search takes it to have."""
@@ -105,6 +110,17 @@ def collective_prices(
         Sending() if item.kind == "all_slice" else sending(item, op, own)
         for (item, op), own in zip(collectives, starts, strict=True)
     )
+
+
+def _finished(graph: Graph, waited: Mapping[int, tuple[int, float]]) -> dict[int, int]:
+    """Of what is finished before a loop, and of all that it is made of, until which operation it waits there: a barrier
+    lets nothing behind it start with what is in front of it."""
+    found = {value: stop for value, (stop, _) in waited.items()}
+    for op in reversed(graph.ops):
+        stops = [found[v] for v in op.results if v in found]
+        for value in op.operands if stops else ():
+            found[value] = min(*stops, found.get(value, stops[0]))
+    return found
 
 
 def _of_constants(graph: Graph) -> list[bool]:
