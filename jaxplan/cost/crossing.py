@@ -15,6 +15,7 @@ from .conversions import Conversion
 from .few_images import Spread
 from .fills import Fill
 from .first_layers import first_layers
+from .gathered_orders import GatheredOrder, gathered_orders
 from .grouped_concats import Grouped, grouped_concats
 from .grouped_convolutions import grouped_convolutions
 from .images import Lanes
@@ -111,6 +112,11 @@ class Traffic:
     def lives(self) -> Lives:
         """See `lives_of`."""
         return lives_of(self.graph, self.stored, self.times)
+
+    @functools.cached_property
+    def gathers(self) -> Mapping[tuple[int, int], GatheredOrder]:
+        """GPU: see `gathered_orders`."""
+        return dict(gathered_orders(self.graph, self.producers)) if self.starts else {}
 
     @functools.cached_property
     def grouped(self) -> tuple[Grouped, ...]:

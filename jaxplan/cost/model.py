@@ -23,6 +23,7 @@ from .collectives import collective_terms, combined_share, most_combined_bytes
 from .compute import roofline_seconds
 from .copied_back import copied_back
 from .crossing import Traffic
+from .gathered_orders import copied_bytes
 from .gpu_kernels import operation_seconds
 from .kinds import fused
 from .local_dims import local_dims
@@ -37,8 +38,9 @@ from .turned import Turning, turned_bytes
 from .vector_kernels import VectorKernel, vector_product
 
 _PACKING_KERNELS = {"all_gather": 0.6, "reduce_scatter": 0.1, "all_to_all": 1.1, "collective_permute": 0.6}
-"""Transpositions next to a collective, for each that was planned: those counted beside 501 in twenty compiled plans of
-the GPT of experiments/quality (H100, jax 0.10.2)."""
+"""Kernels next to a collective, for each that was planned: transpositions counted beside 501 in twenty compiled plans
+of the GPT of experiments/quality (H100, jax 0.10.2).  Those of `gathered_orders` were among them and are priced beside
+these since, which stand for what else is computed for gathers, as conversions of biases, which are lacking without."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,10 +181,13 @@ class CostModel:
         return np.where(both_ways > 0, 2 * self.copy_seconds(2 * both_ways), seconds)
 
     def turned_seconds(self, turning: Turning, tail: np.ndarray, head: np.ndarray) -> np.ndarray:
-        """`float64[a, b]`: what it costs to copy new values into place that a move had made in another order, and to
-        convert what is moved."""
+        """`float64[a, b]`: what it costs to copy new values into place that a move had made in another order, to bring
+        what is gathered into order, and to convert what is moved; in one run."""
         every = turned_bytes(turning, tail, head, self.axes)
         seconds = np.zeros((len(tail), len(head))) + sum(self.copy_seconds(2 * one) for one in every)
+        if turning.gathered is not None:
+            for one, each in copied_bytes(turning.gathered, tail, head, self.axes):
+                seconds = seconds + (self.copy_seconds(2 * one) if each else self.memory_seconds(2 * one))
         if turning.converted is None:
             return np.asarray(seconds)
         parts = pieces(tail, self.axes)

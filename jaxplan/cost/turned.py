@@ -17,6 +17,7 @@ import numpy as np
 from ..ir import Graph, settled_values
 from ..sharding import NONE, UNREDUCED, MeshAxes, pieces
 from .conversions import Conversion
+from .gathered_orders import GatheredOrder
 from .residency import Flow
 from .tiles import device_bytes, local_sizes
 
@@ -76,12 +77,13 @@ class Turning(NamedTuple):
     Attributes:
       updates: what is made together of what is moved.
       late: they have the layout that it is moved to, else that in which it was made.
-      converted: TPU: what is in memory because it is moved, see `conversions`.
+      converted: TPU: what is in memory because it is moved, see `conversions`; gathered: GPU: see `gathered_orders`.
     """
 
     updates: tuple[Made, ...]
     late: bool
     converted: Conversion | None = None
+    gathered: GatheredOrder | None = None
 
 
 def turned_bytes(turning: Turning, tail: np.ndarray, head: np.ndarray, axes: MeshAxes) -> Iterator[np.ndarray]:
@@ -115,7 +117,10 @@ def _out_of_order(local: np.ndarray, lies: np.ndarray) -> np.ndarray:
 
 
 def turnings(
-    graph: Graph, updates: Sequence[Update], conversions: Mapping[tuple[int, int], Conversion] | None = None
+    graph: Graph,
+    updates: Sequence[Update],
+    conversions: Mapping[tuple[int, int], Conversion] | None = None,
+    gathers: Mapping[tuple[int, int], GatheredOrder] | None = None,
 ) -> tuple[dict[tuple[int, int], Turning], dict[int, Turning]]:
     """What the move of an operand, by (operation, place), turns, and that of a next value to where its argument lies.
 
@@ -136,7 +141,10 @@ def turnings(
         ]
         if beside:
             ends[update.value] = Turning(tuple(beside), late=False)
-    return converted | {key: Turning(tuple(made), late=True) for key, made in reads.items()}, ends
+    found = converted | {key: Turning(tuple(made), late=True) for key, made in reads.items()}
+    for key, gathered in (gathers or {}).items():
+        found[key] = found.get(key, Turning((), late=True))._replace(gathered=gathered)
+    return found, ends
 
 
 def together(turned: Iterable[Turning | None]) -> Turning | None:
@@ -144,7 +152,10 @@ def together(turned: Iterable[Turning | None]) -> Turning | None:
     there = [one for one in turned if one is not None]
     found = dict.fromkeys(update for one in there for update in one.updates)
     converted = next((one.converted for one in there if one.converted is not None), None)
-    return Turning(tuple(found), late=True, converted=converted) if there else None
+    gathered = None
+    for one in there:
+        gathered = gathered if one.gathered is None else one.gathered.beside(gathered)
+    return Turning(tuple(found), late=True, converted=converted, gathered=gathered) if there else None
 
 
 def turned_updates(

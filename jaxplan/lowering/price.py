@@ -144,15 +144,17 @@ def _behind_its_loop(item: Collective, trips: float) -> Collective:
 
 
 def _copying(graph: Graph, model: CostModel, crossing: Traffic, where: Realised) -> Iterator[tuple[int, float]]:
-    """(operation, seconds) of the copies of arguments' next values; see `settling_seconds` and `turned_seconds`."""
-    producers, (reads, ends) = graph.producers(), turnings(graph, crossing.updates, crossing.conversions)
+    """(operation, seconds) of copies beside what is moved; see `settling_seconds` and `turned_seconds`."""
+    producers = graph.producers()
+    reads, ends = turnings(graph, crossing.updates, crossing.conversions, crossing.gathers)
     moves: dict[tuple[int, bytes], list[tuple[int, int]]] = {}
-    for use in reads:
+    for use in sorted(reads.keys() & where.reads.keys()):
         moves.setdefault((graph.ops[use[0]].operands[use[1]], where.reads[use].tobytes()), []).append(use)
     for (value, _), uses in moves.items():
         made, turning = where.values.get(value), together(map(reads.get, uses))
         if made is not None and turning is not None:
-            yield uses[0][0], float(model.turned_seconds(turning, made[None], where.reads[uses[0]][None])[0, 0])
+            copied_s = model.turned_seconds(turning, made[None], where.reads[uses[0]][None])
+            yield uses[0][0], float(copied_s[0, 0]) * graph.ops[uses[0][0]].trips
     for position, result in graph.aliases:
         value, kept = graph.outputs[result], where.values[graph.inputs[position]]
         made = where.values.get(value)

@@ -69,7 +69,7 @@ class _Builder:
         self.edges: list[Edge] = []
         self.passages: list[Passage] = []
         self.settling: list[Settling] = []
-        self.turnings, self.turned_ends = turnings(graph, crossing.updates, crossing.conversions)
+        self.turnings, self.turned_ends = turnings(graph, crossing.updates, crossing.conversions, crossing.gathers)
         self.values: dict[int, Port] = {}
         self.finished: dict[int, Port] = {}
         self.finishes: dict[int, Collection[int]] = {}  # the operations that read what is finished
@@ -310,7 +310,7 @@ class _Builder:
         how = how._replace(start_share=start, gather_share=gather, parted=tensor.index in self.crossing.parted)
         costs, allowed, moved = self.passing.edge(tail.places, head.places, tensor, how)
         if how.settled or how.turning is not None:
-            seconds = self.passing.copying(tail.places, head.places, tensor, how)
+            seconds = self.passing.copying(tail.places, head.places, tensor, how) * how.trips
             self.settling.append(Settling(op, tail.node, head.node, seconds, how.settled))
         self.edges.append(Edge(tail=tail.node, head=head.node, costs_s=costs, allowed=allowed))
         self.passages.append(moved)
