@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..ir import Graph, settled_values
+from ..ir import Graph, makes_parts, settled_values
 from ..sharding import NONE, UNREDUCED, MeshAxes, pieces
 from .conversions import Conversion
 from .gathered_orders import GatheredOrder
@@ -124,8 +124,15 @@ def turnings(
 ) -> tuple[dict[tuple[int, int], Turning], dict[int, Turning]]:
     """What the move of an operand, by (operation, place), turns, and that of a next value to where its argument lies.
 
-    The latter is written in the order in which it is gathered, and with it what its kernel makes beside it.
+    The latter is written in the order in which it is gathered, and with it what its kernel makes beside it.  Where they
+    are made of a sum that is scattered itself, that has turned them already, as of the weights of a ResNet's
+    convolutions; of a sum that a loop has stacked it has not (ZeRO-1, H100, jax 0.10.2).
     """
+    producers = graph.producers()
+
+    def of_a_sum(values: set[int]) -> bool:
+        return any(producers[v] >= 0 and makes_parts(graph.ops[producers[v]]) for v in values)
+
     converted = {use: Turning((), late=True, converted=found) for use, found in (conversions or {}).items()}
     parts = [{u.value} | {graph.ops[op].operands[place] for op, place, _ in u.reads} for u in updates]
     values = [graph.values[u.value] for u in updates]
@@ -139,7 +146,7 @@ def turnings(
             for other, theirs in zip(values, parts, strict=True)
             if other is not tensor and own & theirs and other.shape == tensor.shape
         ]
-        if beside:
+        if beside and not of_a_sum(own):
             ends[update.value] = Turning(tuple(beside), late=False)
     found = converted | {key: Turning(tuple(made), late=True) for key, made in reads.items()}
     for key, gathered in (gathers or {}).items():

@@ -3,6 +3,7 @@
 from .accumulate import SUMS as SUMS
 from .accumulate import Parts as Parts
 from .accumulate import accumulating_ops as accumulating_ops
+from .accumulate import makes_parts as makes_parts
 from .accumulate import summed_behind_loops as summed_behind_loops
 from .accumulate import turned_sums as turned_sums
 from .ends import Starts as Starts

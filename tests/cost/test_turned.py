@@ -80,14 +80,23 @@ def test_what_is_summed_whole_is_updated_in_place() -> None:
     assert copies(-2, None, (WIDTH, CLASSES)) == copies(0, None, (WIDTH, CLASSES))
 
 
+def stacked_step(state: Any, gradient: Any) -> Any:
+    """Momentum of a gradient that is no sum of this step's own, as of one that a loop has stacked."""
+    w, m = state
+    m = 0.9 * m + gradient
+    return w - 0.1 * m, m
+
+
 def turned(tail: list[int], head: list[int], *, late: bool) -> float:
     """Bytes of next values that are copied into place because the gradient of a weight, or the weight, is moved."""
-    state = (jax.ShapeDtypeStruct((WIDTH, CLASSES), jnp.float32),) * 2
-    graph = trace(step, (state, jax.ShapeDtypeStruct((64, WIDTH), jnp.float32)), {}, donate_argnums=(0,)).graph
+    weight = jax.ShapeDtypeStruct((WIDTH, CLASSES), jnp.float32)
+    shapes = (weight,) * 2, jax.ShapeDtypeStruct((64, WIDTH), jnp.float32) if late else weight
+    graph = trace(step if late else stacked_step, shapes, {}, donate_argnums=(0,)).graph
     reads, ends = turnings(graph, traffic(graph, graph_rules(graph), "gpu").updates)
-    (product,) = (op.results[0] for op in graph.ops if op.primitive == "dot_general" and op.trips == 1)
     if late:
+        (product,) = (op.results[0] for op in graph.ops if op.primitive == "dot_general" and op.trips == 1)
         (turning,) = (reads[op.index, i] for op in graph.ops for i, v in enumerate(op.operands) if v == product)
+        assert not ends  # what that has turned is not turned again
     else:
         turning = ends[graph.outputs[0]]
     return sum(float(one[0, 0]) for one in turned_bytes(turning, np.array([tail]), np.array([head]), AXES))
