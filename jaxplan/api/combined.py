@@ -31,8 +31,9 @@ class Alike:
 
 def combined(
     tasks: Sequence[PlannedTask], alike: Sequence[Alike | None], price: Callable[[int, int], float]
-) -> tuple[PlannedTask, ...]:
-    """The tasks with those that are combined as one, in an order in which each comes after what it waits for.
+) -> tuple[list[PlannedTask], list[int]]:
+    """The tasks with those that are combined as one, in an order in which each comes after what it waits for, and the
+    (last) task that each was.
 
     Args:
       alike: for every task, None: it is not combined with others.
@@ -54,7 +55,7 @@ def combined(
                 after=tuple(sorted(after)),
             )
         )  # fmt: skip
-    return tuple(made)
+    return made, order
 
 
 def _groups(tasks: Sequence[PlannedTask], alike: Sequence[Alike | None]) -> list[tuple[int, ...]]:

@@ -4,7 +4,8 @@ Computation between two communications is one task: an operation joins the last 
 collectives, and nothing that the task made is already being sent.  Collectives that
 finish sums follow their operation; those that bring operands into layout stand before it.  An operand that is there
 from the start (an argument, a slice of a stack) is fetched no earlier than needed to hide it: a scheduler that fetched
-all weights at once would fill the memory with them.
+all weights at once would fill the memory with them.  On GPU, where what is alike is put into one first, see
+`started_late`, and what is sent waits for the kernels that cast it.
 
 What only rewrites such an operand (slices residuals off their stacks, casts a weight) is a task of its own where it is
 read first, which waits for nothing: it fills what communication leaves idle, as in what XLA compiles, whose schedules
@@ -25,6 +26,7 @@ from ..lowering import Sending
 from ..plans import COMPUTE, PlannedTask
 from ..sharding import Collective
 from .combined import Alike, combined
+from .started_late import started_late
 
 _SUMS = frozenset({"all_reduce", "reduce_scatter"})
 """Collectives that finish what their operation made; the others bring in what it reads."""
@@ -54,12 +56,6 @@ def planned_tasks(
       alive_bytes: `int64[n_ops]`, memory at every operation.
     """
     return _Writer(graph, compute_s, settled_s, collectives, sent, model, alive_bytes).write()
-
-
-_HIDDEN_BEHIND = 5.0
-"""Kernels that XLA for GPU takes a collective to run beside, whatever either takes: from the end of a program to its
-beginning it starts one when so many stand before who waits for it (xla/service/gpu/gpu_latency_hiding_scheduler.cc and
-latency_hiding_scheduler.h: a latency of 5000 for a collective, a cost of 1000 for a kernel)."""
 
 
 @dataclass
@@ -135,6 +131,10 @@ class _Writer:
         sent = self.at[op]
         (sent.finish if item.kind in _SUMS else sent.fetch).append(item)
 
+    @property
+    def _gpu(self) -> bool:
+        return self.model is not None and self.model.profile.kind == "gpu"
+
     def write(self) -> tuple[PlannedTask, ...]:
         enters: dict[int, list[Loop]] = defaultdict(list)
         leaves: dict[int, list[Loop]] = defaultdict(list)
@@ -167,8 +167,6 @@ class _Writer:
                 self._barrier(loop.kind, loop)
             self._op(op)
         self._results()
-        if self.model is not None and self.model.profile.kind == "gpu":
-            self._start_late()
         tasks = [
             PlannedTask(
                 name=draft.name, kind=draft.kind, streams=draft.streams, seconds_s=draft.seconds_s, trips=draft.trips,
@@ -176,27 +174,10 @@ class _Writer:
             )
             for draft in self.drafts
         ]  # fmt: skip
-        return combined(tasks, [draft.alike for draft in self.drafts], self._price)
-
-    def _start_late(self) -> None:
-        """Let collectives start no earlier than the compiler starts them, see `_HIDDEN_BEHIND`."""
-        reader: dict[int, int] = {}
-        for task, draft in enumerate(self.drafts):
-            for other in draft.after:
-                reader.setdefault(other, task)
-        fence = -1
-        for task, draft in enumerate(self.drafts):
-            fence = task if draft.kind == "barrier" else fence
-            if draft.kind in (COMPUTE, "barrier"):
-                continue
-            behind = 0.0
-            for before in range(reader.get(task, len(self.drafts)) - 1, fence, -1):
-                if behind >= _HIDDEN_BEHIND and before < task:
-                    if self.drafts[before].kind == COMPUTE:
-                        draft.after = draft.after | {before}
-                        break
-                elif self.drafts[before].kind == COMPUTE:
-                    behind += self.drafts[before].kernels
+        tasks, order = combined(tasks, [draft.alike for draft in self.drafts], self._price)
+        if self._gpu:
+            tasks = started_late(tasks, [self.drafts[task].kernels for task in order])
+        return tuple(tasks)
 
     def _results(self) -> None:
         """What no operation needs: results that are brought to where they lie, those of a shape one after the other,
@@ -239,7 +220,7 @@ class _Writer:
             return
         for value in op.operands:
             if value in self.held_back:
-                self._bring(value, apart=not early)
+                self._bring(value, apart=self._gpu or not early)
         fetched: dict[int, frozenset[int]] = {}
         for item in self.at[op.index].fetch if op.index in self.at else ():
             moved = _moved(self.graph, op, item)
@@ -252,8 +233,9 @@ class _Writer:
         seconds_s = self.compute_s.get(op.index, 0.0)
         early = early and not waits
         if seconds_s > 0:
+            self.open = -1 if early and self._gpu else self.open
             task = self._compute(op, seconds_s, waits)
-            waits = frozenset() if early else frozenset({task})
+            waits = frozenset() if early and not self._gpu else frozenset({task})
         self.early |= set(op.results) if early else set()
         for item in self.at[op.index].finish if op.index in self.at else ():
             waits = frozenset({self._send(item, op.source, waits)})
@@ -302,6 +284,8 @@ class _Writer:
 
     def _ahead(self, fetch_s: float) -> frozenset[int]:
         """The computation at whose end just enough is left to do to hide a fetch; none: the start, or a barrier."""
+        if self._gpu:  # what is gathered in one with others waits for no reader of theirs; see `started_late`
+            return _NOTHING
         left_s = 0.0
         for task in reversed(self.computations):
             if task < self.fence or left_s >= _AHEAD * fetch_s:

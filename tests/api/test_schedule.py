@@ -189,3 +189,30 @@ def test_a_gpu_collective_starts_five_kernels_before_its_reader(hardware: str, l
     gathered = max(i for i, task in enumerate(tasks) if task.kind == "all_gather")
     # five products stand between the one that it waits for and its reader, the last one
     assert (products[-7] in tasks[gathered].after) == late
+
+
+def test_weights_that_are_gathered_in_one_are_so_however_late_each_would_start_and_behind_their_casts() -> None:
+    def step(x: jax.Array, weights: tuple[jax.Array, ...]) -> jax.Array:
+        for w in weights:
+            x = jnp.tanh(x @ w.astype(jnp.bfloat16))
+        return x
+
+    rows, square = np.zeros((4, 8), jnp.bfloat16), np.zeros((8, 8), np.float32)
+    graph = trace(step, (rows, (square,) * 20), {}).graph
+    profile, axes = load_profile("h100"), (("data", 8),)
+    model = CostModel(profile=profile, axes=axes, links=(axis_links(profile, axes)["data"],))
+    collectives = [
+        (
+            Collective(
+                kind="all_gather", axes=("data",), bytes=2**20, trips=1.0, scope=str(op.index), shape=(8, 8),
+                dtype="bfloat16",
+            ),
+            op.index,
+        )
+        for op in graph.ops if op.primitive == "dot_general"
+    ]  # fmt: skip
+    seconds, sent = {op.index: 1e-3 for op in graph.ops}, [Sending(1e-6, 0.0)] * len(collectives)
+    tasks = planned_tasks(graph, seconds, {}, collectives, sent, model, np.zeros(len(graph.ops), np.int64))
+    (gathered,) = (task for task in tasks if task.kind == "all_gather")
+    casts = {i for i, task in enumerate(tasks) if task.name == "convert_element_type"}
+    assert len(casts) == 20 and casts <= set(gathered.after)
