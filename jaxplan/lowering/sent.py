@@ -89,26 +89,31 @@ def collective_prices(
         sent = moved(item, op)
         return bool(sent) and crossing.parted.issuperset(sent)
 
-    def sending(item: Collective, op: int, own: float) -> Sending:
+    def sending(item: Collective, op: int, own: float, number: float) -> Sending:
         beside = kernels_beside(item, of_one_kernel(item, op))
 
         def packing(share: float) -> float:
             return float(model.packing_seconds(item.kind, item.bytes, item.axes, start_share=share, beside=beside))
 
         alone_s = model.collective_over(item.kind, item.bytes, item.axes)
-        sent_s = alone_s - (1 - own) * model.collective_over(item.kind, 0.0, item.axes)
-        lone_s, share = 0.0, believed(item, op)
+        start_s = model.collective_over(item.kind, 0.0, item.axes)
+        sent_s = alone_s - (1 - own) * start_s
         if item.shape:
+            share = believed(item, op)
             searched_s = model.collective_over(item.kind, item.bytes, item.axes, start_share=share)
             lone_s = sent_s - searched_s + packing(own) - packing(share)
+        else:
+            lone_s = (own - number) * start_s
         if item.excess:
             sent_s += float(excess_seconds(model, item.excess, item.axes))
         return Sending(sent_s * item.trips, packing(own) * item.trips, lone_s * item.trips)
 
-    starts = shared_starts(model, [(item, together(item, op)) for item, op in collectives])
+    items = [(item, together(item, op)) for item, op in collectives]
+    starts = shared_starts(model, items)
+    numbers = shared_starts(model, [(replace(item, order=()), group) for item, group in items])  # to the search
     return tuple(
-        Sending() if item.kind == "all_slice" else sending(item, op, own)
-        for (item, op), own in zip(collectives, starts, strict=True)
+        Sending() if item.kind == "all_slice" else sending(item, op, own, number)
+        for (item, op), own, number in zip(collectives, starts, numbers, strict=True)
     )
 
 

@@ -76,13 +76,14 @@ def _reading(visit: Visit, renamed: Mapping[int, int]) -> Visit:
     return visit._replace(operands=tuple([renamed.get(number, number) for number in visit.operands]))
 
 
-def reassociated(visits: Sequence[Visit]) -> list[Visit]:
-    """`visits` with each sum of two reduced values reduced once, after the sum.
+def reassociated(visits: Sequence[Visit]) -> tuple[list[Visit], dict[int, tuple[str, ...]]]:
+    """`visits` with each sum of two reduced values reduced once, after the sum, and the order of each number.
 
-    A sum counts when nothing else reads the two, and both were reduced over the same axes and brought to one
-    layout; the transpositions in between are the compiler's to place.
+    A sum counts when nothing else reads the two, and both were reduced over the same axes, numbers over devices in the
+    same order, see `number_orders`, and brought to one layout; the transpositions in between are the compiler's to
+    place.
     """
-    users = users_of(visits)
+    users, orders = users_of(visits), number_orders(visits)
     made: dict[int, tuple[Visit, ...]] = {}
     dropped: set[int] = set()
     kept: list[Visit] = []
@@ -95,19 +96,35 @@ def reassociated(visits: Sequence[Visit]) -> list[Visit]:
         if name == "stablehlo.add" and visit.operands[0] != visit.operands[1]:
             left, right = (made.get(operand, ()) for operand in visit.operands)
             alone = all(len(users[operand]) == 1 for operand in visit.operands)
-            if left and right and alone and _reduction(left) == _reduction(right):
+            if left and right and alone and _reduction(left, orders) == _reduction(right, orders):
                 dropped.update(v.results[0] for v in (*left, *right))
                 after = _chain(right, visit)
+                orders[after[0].operands[0]] = orders.get(right[0].operands[0], ())
                 made[visit.results[0]] = after
                 kept += [visit._replace(results=after[0].operands), *after]
                 continue
         kept.append(visit)
-    return [visit for visit in kept if not dropped.intersection(visit.results)]
+    return [visit for visit in kept if not dropped.intersection(visit.results)], orders
 
 
-def _reduction(steps: Sequence[Visit]) -> tuple[str, Dims]:
-    """The axes that are summed over, and the layout that comes of it."""
-    return str(steps[0].op.attributes["reduction_axes"]), steps[-1].layouts[0]
+def number_orders(visits: Iterable[Visit]) -> dict[int, tuple[str, ...]]:
+    """For every number that is made of a tensor the order in which mesh axes cut that: XLA lists the devices whose
+    shares it sums in the order of the tensor's pieces, and makes one sum of two only where their lists are equal.
+
+    Of a GPT's gradients on four by two H100 those that are cut over "data" first have their squares summed in one
+    all_reduce, and those that are cut over "model" first in another (jax 0.10.2).
+    """
+    return {
+        visit.results[0]: tuple(axis for dim in visit.operand_layouts[0] for axis in dim)
+        for visit in visits
+        if visit.op.name == "stablehlo.reduce" and visit.layouts == ((),)
+    }
+
+
+def _reduction(steps: Sequence[Visit], orders: Mapping[int, tuple[str, ...]]) -> tuple[str, Dims, tuple[str, ...]]:
+    """The axes that are summed over, the layout that comes of it, and of a number its order."""
+    order = orders.get(steps[0].operands[0], ())
+    return str(steps[0].op.attributes["reduction_axes"]), steps[-1].layouts[0], order
 
 
 def _chain(steps: Sequence[Visit], total: Visit) -> tuple[Visit, ...]:

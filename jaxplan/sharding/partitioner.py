@@ -62,6 +62,7 @@ class Collective:
       scope: the `jax.named_scope` path of the operation that needs it.
       shape, dtype: of its result, global; of the whole tensor whose edges are exchanged.
       written: by the user, or for a kernel, in a `shard_map`; the partitioner only carries it out.
+      order: of a number, see `combined.number_orders`.
       excess: bytes by which XLA rounds up each device's piece of a sum that it scatters (see `cost.scattered_sums`).
     """
 
@@ -74,6 +75,7 @@ class Collective:
     dtype: str
     written: bool = False
     excess: int = 0
+    order: tuple[str, ...] = ()
 
 
 class OpSharding(NamedTuple):
@@ -180,7 +182,7 @@ def shardy_rules(module: Any) -> list[tuple[str, str]]:
 
 def _collectives(visits: Sequence[Visit], sizes: dict[str, int]) -> Iterable[Collective]:
     """The collectives among `visits`; an all_reduce that is only sliced is a reduce_scatter."""
-    visits = reassociated(without_zeros(without_repeats(visits)))
+    visits, orders = reassociated(without_zeros(without_repeats(visits)))
     users = users_of(visits)
     fused: set[int] = set()
     for visit in visits:
@@ -192,6 +194,7 @@ def _collectives(visits: Sequence[Visit], sizes: dict[str, int]) -> Iterable[Col
                 fused.update(s.results[0] for s in slices)
             readers = users.get(visit.results[0], [])
             for collective in _all_reduce(visit, scattered, sizes):
+                collective = replace(collective, order=orders.get(visit.operands[0], ()))
                 # a number added up from parts belongs to none of their makers, but to who reads it
                 total = visit.operands[0] < 0 and not collective.shape and len(readers) > 0
                 yield replace(collective, scope=_consumer_scope(readers[0], users)) if total else collective

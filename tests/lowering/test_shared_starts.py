@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import pytest
 from jax.sharding import AbstractMesh
@@ -59,6 +61,8 @@ def test_what_is_ordered_starts_by_itself() -> None:
 def test_numbers_are_summed_at_once_on_every_platform() -> None:
     number = sent("all_reduce", mib=0.0, dtype="float32", shape=())
     assert shared_starts(model("tpu-v5e"), [(number, "total")] * 4) == [1 / 4] * 4
+    otherwise = replace(number, order=("model", "data"))  # of devices in another order
+    assert shared_starts(model(), [(one, "total") for one in (number, otherwise, number)]) == [1 / 2, 1.0, 1 / 2]
 
 
 def test_what_is_finished_before_a_loop_does_not_start_with_what_ends_behind_it() -> None:

@@ -182,6 +182,19 @@ def test_an_all_reduce_over_two_axes_sliced_over_one_is_split(mesh_4x2: Mesh) ->
     ]
 
 
+@pytest.mark.parametrize(("other", "sums"), [(P(("data", "model")), 1), (P(("model", "data")), 2)])
+def test_a_total_of_what_is_cut_in_two_orders_is_summed_twice(other: P, sums: int, mesh_4x2: Mesh) -> None:
+    """XLA for GPU lists devices in the order of the pieces, and lists that differ are two all_reduces (jax 0.10.2)."""
+
+    def squares(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.sum(a * a) + jnp.sum(b * b)
+
+    low = lowered(squares, mesh_4x2, (P(("data", "model")), other), P(), SQUARE, SQUARE)
+    found = partition(low.compiler_ir("stablehlo")).collectives
+    assert [(c.kind, c.axes) for c in found] == [("all_reduce", ("data", "model"))] * sums
+    assert len({c.order for c in found}) == sums
+
+
 def test_a_sum_that_is_sliced_along_two_dimensions_is_an_all_reduce(mesh_4x2: Mesh) -> None:
     """As it is priced: XLA scatters sums onto one dimension only."""
     halves = P(None, ("data", "model")), P(("data", "model"))
