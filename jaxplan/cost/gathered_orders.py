@@ -13,7 +13,7 @@ it is read, and a gradient like it before it is scattered.  In loops more is cop
 What is gathered along two dimensions lies in the wrong order for the second gather: it is transposed in between.
 
 Compiled for H100, jax 0.10.2: of a GPT's twenty plans (4x2) fourteen that pin some arguments at random lacked 43 to 144
-us of 2.5 to 2.7 ms that were computed and 43 to 95 with these copies, twelve of them 57 to 85 and the search's own,
+us of 2.5 to 2.7 ms that were computed and 43 to 98 with these copies, twelve of them 57 to 85 and the search's own,
 which gathers along first dimensions alone, 77 both times.
 """
 
