@@ -85,6 +85,9 @@ _SLOW = [
 ]  # fmt: skip
 _NEARLY = [("unet", "4x2", None)]
 _ONE_PERCENT = pytest.mark.xfail(strict=True, reason="tiny tensors go another way: 0.2 to 2.6 % of what is sent")
+_CAST_BESIDE = pytest.mark.xfail(
+    strict=True, reason="a table's cast is planned to be exchanged beside the table, and made of what was: 0.4 %"
+)
 _IN_TWO_STEPS = pytest.mark.xfail(strict=True, reason="a gather over two axes is done one after the other")
 
 
@@ -93,7 +96,7 @@ _IN_TWO_STEPS = pytest.mark.xfail(strict=True, reason="a gather over two axes is
     [
         ("mlp", "4x2", None), ("mlp", "2x2x2", None), ("mlp", "4x2", "fsdp"), ("llama", "4x2", None),
         ("vit", "4x2", None), ("gnn", "8", None), ("dlrm", "8", None),
-        ("mamba", "4x2", None), ("alexnet", "2x4", None),
+        pytest.param("mamba", "4x2", None, marks=_CAST_BESIDE), ("alexnet", "2x4", None),
         *(pytest.param(*case, marks=pytest.mark.slow) for case in _SLOW),
         *(pytest.param(*case, marks=[pytest.mark.slow, _ONE_PERCENT]) for case in _NEARLY),
         pytest.param("dlrm", "4x2", None, marks=[pytest.mark.slow, _IN_TWO_STEPS]),
