@@ -131,7 +131,8 @@ def _widened(graph: Graph, producers: Sequence[int]) -> set[int]:
 
 
 def _sliced(graph: Graph, rules: Sequence[Rule], producers: Sequence[int], source: Sequence[bool]) -> set[int]:
-    """What products' kernels write on TPU in place of the products: what is computed of each alone, and sliced next."""
+    """What products' kernels write on TPU, for it is sliced next: products of which several parts are read, or in their
+    place what is computed of each alone."""
     found, uses = set[int](), graph.uses()
     for value, splits in [(op.operands[0], op.primitive == "split") for op in graph.ops if op.primitive in _SLICES]:
         chain = [value]
