@@ -47,8 +47,11 @@ def _join_later(
     flow: Flow, uses: Sequence[Sequence[tuple[int, int]]], op: Op, op_level: list[int], value_level: list[int]
 ) -> None:
     """Moves a product to the level of what alone is computed of it, where the rest of that comes later: XLA for TPU
-    ends the product's kernel with it, whenever that is, unless another product's kernel does."""
+    ends the product's kernel with it, whenever that is, unless another product's kernel does.  What reads more than it
+    makes is not put off: gradients of heads that are tied to tables wait for no scatter (GPT-2 and Mamba on v5p)."""
     graph, level, chain = flow.graph, op_level[op.index], [op]
+    if any(graph.values[v].bytes > graph.values[op.results[0]].bytes for v in op.operands):
+        return
     while len(chain[-1].results) == 1:
         (value,) = chain[-1].results
         readers = {index for index, _ in uses[value]}

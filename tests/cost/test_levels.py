@@ -117,15 +117,35 @@ def two_products(weights: Any, x: Any) -> Any:
 
 @pytest.mark.parametrize(("net", "written"), [(shortcut, False), (two_products, True)])
 def test_a_products_kernel_ends_with_what_alone_reads_it_whenever_that_is(net: Any, written: bool) -> None:
-    kernels = ((3, 128), (3, CHANNELS), (1, 128)), ((3, CHANNELS), (3, CHANNELS), (1, CHANNELS))
-    weights = [[jax.ShapeDtypeStruct((n, n, c, CHANNELS), BF16) for n, c in block] for block in kernels]
-    graph = trace(step(net), (weights, jax.ShapeDtypeStruct((64, 32, 32, 128), BF16)), {}).graph
+    weights = [[jax.ShapeDtypeStruct((n, n, CHANNELS, CHANNELS), BF16) for n in (3, 3, 1)] for _ in range(2)]
+    graph = trace(step(net), (weights, jax.ShapeDtypeStruct((64, 32, 32, CHANNELS), BF16)), {}).graph
     stored = traffic(graph, graph_rules(graph), "tpu").stored
     convolutions = [op for op in graph.ops if op.primitive == "conv_general_dilated"]
-    beside = next(op for op in convolutions if graph.values[op.operands[1]].shape == (1, 1, 128, CHANNELS))
+    beside = next(op for op in convolutions if graph.values[op.operands[1]].shape == (1, 1, CHANNELS, CHANNELS))
     (total,) = (op for op in graph.ops if op.primitive == "add" and beside.results[0] in op.operands)
     assert stored[beside.results[0]] is written
     assert stored[total.results[0]]
+
+
+def test_the_gradient_of_a_tied_head_waits_for_no_scatter() -> None:
+    """It is added to what is scattered into the table, at the very end, and the logits' gradient is larger than it."""
+
+    def loss(table: Any, words: Any) -> Any:
+        return jnp.mean(jnp.square((jnp.tanh(table[words]) @ table.T).astype(jnp.float32)))
+
+    table, words = jax.ShapeDtypeStruct((512, 128), BF16), jax.ShapeDtypeStruct((4096,), jnp.int32)
+    graph = trace(jax.grad(loss), (table, words), {}).graph
+    stored = traffic(graph, graph_rules(graph), "tpu").stored
+    (gradient,) = (op for op in graph.ops if graph.values[op.results[0]].shape in ((512, 128), (128, 512))
+                   and op.primitive == "dot_general")  # fmt: skip
+    assert stored[unmoved_reader(graph, gradient.results[0])]
+
+
+def unmoved_reader(graph: Any, value: int) -> int:
+    """A value, or what alone is a view of it."""
+    (reader, _), *others = graph.uses()[value]
+    seen = graph.ops[reader].primitive in ("transpose", "reshape", "convert_element_type")
+    return unmoved_reader(graph, graph.ops[reader].results[0]) if seen and not others else value
 
 
 def gated(weights: Any, x: Any) -> Any:
