@@ -102,7 +102,9 @@ class _Kernels:
         self.images = image_lanes(graph, rules) if platform == "tpu" else {}
         self.by_triton = platform == "gpu" and not may_be_without_triton(graph)
         self.laid = written_for_products(graph, self.images) | read_of_sliced_lists(graph)
-        self.op_level, self.value_level = levels_of(self._flow(), self._here, self._open)
+        self.flow = Flow(graph=graph, rules=rules, kinds=self.kinds, source=self.source, producers=self.producers,
+                         loop_of=self.loop_of)  # fmt: skip
+        self.op_level, self.value_level = levels_of(self.flow, self._here, self._open)
         self.onto = dict(added_onto(graph, self.producers)) if platform == "gpu" else {}
         self.scores = tuple(added_scores(graph, self.kinds, self.producers) if platform == "tpu" else ())
         forced = self._forced()
@@ -121,10 +123,6 @@ class _Kernels:
             self.stored = [there or value in kept for value, there in enumerate(forced)]
             self._find_leaves()
         self.written = written_in_loops(graph, self.stored)
-
-    def _flow(self) -> Flow:
-        return Flow(graph=self.graph, rules=self.rules, kinds=self.kinds, source=self.source, producers=self.producers,
-                    loop_of=self.loop_of)  # fmt: skip
 
     def _open(self, op: Op) -> bool:
         """Whether what reads `op` may join its kernel, as it does with contractions of XLA for TPU."""
@@ -296,7 +294,7 @@ class _Kernels:
         runs = run_at_level(self.graph, self.kinds, self.stored, carried, self.op_level)
         seen = set[tuple[int, int, int]]()
         reads, writes = list[tuple[float, ...]](), list[tuple[float, ...]]()
-        flow = self._flow()
+        flow = self.flow
         times = run_at(flow, self.platform, self.stored, self.leaves, self.op_level)
         tpu, gpu, lookups = self.platform == "tpu", self.platform == "gpu", self.lookups
         in_rows, again = tiled_in_rows(self.graph, lookups) if tpu else {}, written_again(flow) if gpu else set()

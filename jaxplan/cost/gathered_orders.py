@@ -26,6 +26,8 @@ import numpy as np
 
 from ..ir import VIEWS, Graph, Op
 from ..sharding import NONE, UNREDUCED, MeshAxes, pieces
+from .scores import is_batched
+from .without_triton import steps_from
 
 _CHAIN = VIEWS | {"convert_element_type", "copy"}
 
@@ -116,7 +118,7 @@ def _any(masks: Sequence[np.ndarray], like: np.ndarray) -> np.ndarray:
 
 def _is_matrix_product(op: Op) -> bool:
     """Whether no dimension is both operands'."""
-    return op.primitive == "dot_general" and not op.params["dimension_numbers"][1][0]
+    return op.primitive == "dot_general" and not is_batched(op)
 
 
 def _read_groups(op: Op, place: int, rank: int) -> list[Sequence[int]]:
@@ -148,8 +150,7 @@ def _apart(shape: tuple[int, ...], groups: Sequence[Sequence[int]]) -> frozenset
 
 def _sliced_bytes(graph: Graph, producers: Sequence[int], value: int) -> float:
     """Of the slice of an argument's stack that is only converted or viewed otherwise; 0: it is none."""
-    while (maker := producers[value]) >= 0 and graph.ops[maker].primitive in _CHAIN:
-        value = graph.ops[maker].operands[0]
+    maker, _ = steps_from(graph, producers, value, _CHAIN)
     if maker < 0 or graph.ops[maker].primitive != "scan_slice" or producers[graph.ops[maker].operands[0]] >= 0:
         return 0.0
-    return graph.values[value].bytes
+    return graph.values[graph.ops[maker].results[0]].bytes

@@ -134,13 +134,10 @@ def _sliced(graph: Graph, rules: Sequence[Rule], producers: Sequence[int], sourc
     """What products' kernels write on TPU, for it is sliced next: products of which several parts are read, or in their
     place what is computed of each alone."""
     found, uses = set[int](), graph.uses()
-    for value, splits in [(op.operands[0], op.primitive == "split") for op in graph.ops if op.primitive in _SLICES]:
+    for value in [op.operands[0] for op in graph.ops if op.primitive in _SLICES]:
         chain = [value]
         while (maker := producers[chain[-1]]) >= 0 and rules[maker].follows:
-            made = [
-                v for v in graph.ops[maker].operands
-                if not (source[v] or _is_broadcast(graph, producers[v]) or _is_smaller(graph, v, chain[-1]))
-            ]  # fmt: skip
+            made = [v for v in graph.ops[maker].operands if not _at_hand(graph, producers, source, v, chain[-1])]
             if len(made) != 1:
                 break
             chain.append(made[0])
@@ -149,9 +146,9 @@ def _sliced(graph: Graph, rules: Sequence[Rule], producers: Sequence[int], sourc
                 chain.pop()
             # what reads the product, too, as a relu's mask does, has it beside
             kept = value if producers[chain[-1]] == maker else chain[-1]
-            last = producers[kept]
-            whole = last != maker or sum(graph.ops[reader].primitive in _SLICES for reader, _ in uses[value]) > 1
-            if (whole or splits) and graph.ops[last].primitive != "convert_element_type":
+            last, readers = producers[kept], [graph.ops[reader] for reader, _ in uses[value]]
+            parts = sum(len(reader.results) for reader in readers if reader.primitive in _SLICES)
+            if (last != maker or parts > 1) and graph.ops[last].primitive != "convert_element_type":
                 found.add(kept)
         elif _of_one_product(graph, rules, producers, source, value):
             found.add(value)
@@ -164,7 +161,7 @@ def _of_one_product(
     """Whether a value is elementwise made of one product that it reads several times, as a gelu or a silu does."""
 
     def at_hand(made: int) -> bool:
-        return source[made] or _is_broadcast(graph, producers[made]) or _is_smaller(graph, made, value)
+        return _at_hand(graph, producers, source, made, value)
 
     elementwise = made_of(graph, producers, value, lambda op: rules[op.index].follows and not at_hand(op.results[0]))
     match [v for v in elementwise if not at_hand(v)]:
@@ -173,13 +170,15 @@ def _of_one_product(
     return False
 
 
+def _at_hand(graph: Graph, producers: Sequence[int], source: Sequence[bool], value: int, beside: int) -> bool:
+    """Whether a value takes nothing to have beside another: it is made of nothing, or of fewer elements, as a bias that
+    is added to every row, broadcast or not."""
+    fewer = math.prod(graph.values[value].shape) < math.prod(graph.values[beside].shape)
+    return source[value] or fewer or _is_broadcast(graph, producers[value])
+
+
 def _is_broadcast(graph: Graph, maker: int) -> bool:
     return maker >= 0 and graph.ops[maker].primitive == "broadcast_in_dim"
-
-
-def _is_smaller(graph: Graph, value: int, other: int) -> bool:
-    """Whether a value has fewer elements, as a bias has that is added to every row."""
-    return math.prod(graph.values[value].shape) < math.prod(graph.values[other].shape)
 
 
 def _rounds(graph: Graph, op: Op) -> bool:

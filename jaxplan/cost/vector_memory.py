@@ -136,12 +136,12 @@ class VectorMemory(NamedTuple):
           most: bytes of all buffers, these and others, that are ever alive at once.
         """
         pieces = [piece for stay in stays if stay.size >= _LARGE * self.room for piece in self._pieces(stay)]
-        usual = (3 * self.room - min(max(most - self.room, 0), self.room)) // 4
+        largest = _LARGEST * self.room
+        usual = largest - min(max(most - self.room, 0), self.room) / 4
         places, kept, gone = Places(self.room, len(pieces)), list[Stay](), list[Stay]()
         copying_s = np.diff(self.elapsed_s)  # what is left for copies
         for one in sorted(pieces, key=lambda stay: (-self._worth(stay), -stay.size)):
-            often = len(self._reads(one)) >= _OFTEN and self._worth(one) > 0
-            small = one.size <= (_LARGEST * self.room if often else usual)
+            small = one.size <= usual or (one.size <= largest and self._pays_often(one))
             if small and self._begins_there(one) and self._fits(one) and places.take(one.start, one.stop, one.size):
                 kept.append(one)
                 continue
@@ -151,6 +151,9 @@ class VectorMemory(NamedTuple):
                 if back is not None and small:
                     kept.append(one._replace(start=back))
         return kept, gone
+
+    def _pays_often(self, stay: Stay) -> bool:
+        return len(self._reads(stay)) >= _OFTEN and self._worth(stay) > 0
 
     def _begins_there(self, stay: Stay) -> bool:
         """Whether what makes it may write it there."""

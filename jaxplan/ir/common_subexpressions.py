@@ -74,7 +74,7 @@ class _Numbers:
     def read(self, atom: Any, number_of: dict[Any, int]) -> int:
         """The number of a variable, one of its own where it has none, or of a literal."""
         if isinstance(atom, Literal):
-            return self._of(("literal", type(atom.val), str(atom.val), str(atom.aval)))[0]
+            return self._of(("literal", type(atom.val), str(atom.val), str(atom.aval)))
         if atom not in number_of:
             number_of[atom] = next(self._next)
         return number_of[atom]
@@ -83,9 +83,9 @@ class _Numbers:
         """The numbers of an equation's results, which are noted."""
         read = tuple(self.read(v, number_of) for v in eqn.invars)
         key = _key(eqn, read)
-        numbers = self._known.get(key) if key is not None else None
+        numbers = self._known.get(key)
         if numbers is None:
-            numbers = self._called(eqn, read) or self._of(key, len(eqn.outvars))
+            numbers = self._called(eqn, read) or tuple(itertools.islice(self._next, len(eqn.outvars)))
             if key is not None:
                 self._known[key] = numbers
             if eqn.primitive.name in _MADE_ANEW:
@@ -93,13 +93,11 @@ class _Numbers:
         number_of.update(zip(eqn.outvars, numbers, strict=True))
         return numbers
 
-    def _of(self, key: Hashable | None, count: int = 1) -> tuple[int, ...]:
-        if key is not None and key in self._known:
-            return self._known[key]
-        numbers = tuple(itertools.islice(self._next, count))
-        if key is not None:
-            self._known[key] = numbers
-        return numbers
+    def _of(self, key: Hashable) -> int:
+        """The number of a literal or a constant."""
+        if key not in self._known:
+            self._known[key] = (next(self._next),)
+        return self._known[key][0]
 
     def _called(self, eqn: Any, read: Sequence[int]) -> tuple[int, ...] | None:
         """The numbers of what a call returns; None where it isn't looked into."""
@@ -108,7 +106,7 @@ class _Numbers:
         called = call_of(eqn)
         if called is None:
             return None
-        constants = (self._of(("constant", id(const)))[0] for const in called.consts)
+        constants = (self._of(("constant", id(const))) for const in called.consts)
         inner = dict(zip(called.jaxpr.constvars, constants, strict=True))
         inner.update(zip(called.jaxpr.invars, (read[i] for i in called.positions), strict=True))
         for one in called.jaxpr.eqns:

@@ -77,8 +77,8 @@ def collective_prices(
         sent = value(item, op)
         if sent < 0:
             return "end" if op < 0 else None
-        ends = shares.group(item.kind, sent)
-        return ends and (ends, finished.get(sent))
+        alike = shares.group(item.kind, sent)
+        return alike and (alike, finished.get(sent))
 
     def believed(item: Collective, op: int) -> float:
         """The share of its start that the search takes it to have."""
