@@ -9,15 +9,24 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from ..cost import CostModel, collective_wire_bytes, excess_wire_bytes
+from ..cost import (
+    CostModel,
+    collective_wire_bytes,
+    excess_wire_bytes,
+    filled_shares,
+    folded_operands,
+    product_times,
+)
+from ..hardware import xla_times
 from ..ir import Traced, users_line
 from ..plans import Alternative, Plan, PlanCost, PlannedCollective, TensorPlan
-from ..sharding import Layout, layout_of_places, pieces, places_of_layout
+from ..sharding import NONE, UNREDUCED, Layout, layout_of_places, pieces, places_of_layout
 from ..units import format_seconds
 from .meshes import Target
 from .options import TEMPLATES, Options
 from .repeated import repeated
 from .schedule import planned_tasks
+from .xla_writer import Kernels
 
 MOST_ALTERNATIVES = 8
 """Layouts of one input that a plan tells the price of, the cheapest ones."""
@@ -58,7 +67,7 @@ def finished_plan(
         unruled_s={primitive: seconds for primitive, (_, seconds) in sorted(unruled.items())},
         tasks=planned_tasks(
             traced.graph, best.found.decision.compute_s, best.found.decision.settled_s, best.checked.collectives,
-            best.sent, pipeline.model, best.found.memory.heap,
+            best.sent, pipeline.model, best.found.memory.heap, _kernels(pipeline, best),
         ),
         search=best.name,
         jax_version=jax.__version__,
@@ -66,6 +75,30 @@ def finished_plan(
         in_tree=traced.in_tree,
         out_tree=traced.out_tree,
     )
+
+
+def _kernels(pipeline: Pipeline, best: Candidate) -> Kernels | None:
+    graph, crossing, target = pipeline.traced.graph, pipeline.crossing, pipeline.target
+    times = xla_times(target.profile)
+    if times is None:
+        return None
+    values, reads = best.found.decision.values, best.found.decision.reads
+    partial = {value for value, row in values.items() if UNREDUCED in row}
+    operands = {key: graph.ops[key[0]].operands[key[1]] for key in reads}
+    moved = {key for key, v in operands.items() if v not in values or _is_sent(values[v], reads[key])}
+    leaving = {graph.outputs[place]: row for place, row in best.found.decision.outputs.items()}
+    results = {v for v, row in leaving.items() if v in values and _is_sent(values[v], row)}
+    return Kernels(
+        stored=crossing.stored, moved=moved, summed={key for key in moved if operands[key] in partial},
+        partial=partial, results=results, folded=folded_operands(graph),
+        products_s=product_times(graph, target.axes, reads, times),
+        times=times, filled=filled_shares(graph, crossing.reads, crossing.writes),
+    )  # fmt: skip
+
+
+def _is_sent(made: np.ndarray, read: np.ndarray) -> bool:
+    """Whether a layout takes communication to become another: what is whole is cut where it lies."""
+    return bool(((made != read) & (made != NONE)).any())
 
 
 def _stated(options: Options) -> tuple[str, ...]:

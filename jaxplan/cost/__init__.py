@@ -8,6 +8,7 @@ from .collectives import collective_wire_bytes as collective_wire_bytes
 from .collectives import synchronous as synchronous
 from .compute import roofline_seconds as roofline_seconds
 from .crossing import Traffic as Traffic
+from .fills import filled_shares as filled_shares
 from .fills import filled_since as filled_since
 from .floor import least_memory as least_memory
 from .fusion import traffic as traffic
@@ -15,6 +16,7 @@ from .gpu_kernels import Channels as Channels
 from .gpu_kernels import convolution_seconds as convolution_seconds
 from .gpu_kernels import unaligned as unaligned
 from .gpu_kernels import unaligned_seconds as unaligned_seconds
+from .held_back import PRODUCTS as PRODUCTS
 from .kinds import idle as idle
 from .kinds import source_values as source_values
 from .memory import MemoryProfile as MemoryProfile
@@ -25,11 +27,15 @@ from .model import CostModel as CostModel
 from .narrowing import narrowed as narrowed
 from .parted import kernels_beside as kernels_beside
 from .pooling import place_bytes as place_bytes
+from .product_times import folded_operands as folded_operands
+from .product_times import product_times as product_times
 from .scattered_sums import excess_bytes as excess_bytes
 from .scattered_sums import excess_seconds as excess_seconds
 from .scattered_sums import excess_wire_bytes as excess_wire_bytes
 from .scattered_sums import scattering_seconds as scattering_seconds
 from .scattered_sums import sums_whole as sums_whole
+from .scheduler import Node as Node
+from .scheduler import scheduled as scheduled
 from .shared_operands import shared_until as shared_until
 from .shared_operands import written_bytes as written_bytes
 from .sorting import sorting_bytes as sorting_bytes

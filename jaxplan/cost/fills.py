@@ -101,6 +101,22 @@ def filled_traffic(
             _add(writes, flow.producers[first], 0, bytes_of[first])
 
 
+def filled_shares(
+    graph: Graph, reads: Sequence[Sequence[float]], writes: Sequence[Sequence[float]]
+) -> dict[int, float]:
+    """By operation that writes a loop's stack, how much of the memory that it moves is moved to fill that before.
+
+    Args:
+      reads, writes: bytes, see `fusion.Traffic`.
+    """
+    found: dict[int, float] = {}
+    for op in graph.ops:
+        if op.primitive == "scan_stack" and (written := sum(writes[op.index])):
+            filled = written - graph.values[op.operands[0]].bytes
+            found[op.index] = filled / (written + sum(reads[op.index]))
+    return found
+
+
 def _add(traffic: list[tuple[float, ...]], index: int, position: int, size: float) -> None:
     sizes = traffic[index]
     traffic[index] = (*sizes[:position], sizes[position] + size, *sizes[position + 1 :])

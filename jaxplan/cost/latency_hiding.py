@@ -20,14 +20,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..hardware import CONVOLUTION_S, XlaTimes
+from ..hardware import XlaTimes
 from ..ir import Graph, Op
 from ..sharding import UNREDUCED, MeshAxes, Step, reshard_steps
 from .collectives import most_combined_bytes
 from .held_back import PRODUCTS, last_products, result_bytes
 from .kernel_results import written_beside
+from .product_times import is_folded, product_time
 from .scheduler import Node, scheduled
-from .split_k import local_product
 
 _ENDS = PRODUCTS | {"scatter-add"}
 """What the backward pass ends with."""
@@ -146,7 +146,7 @@ class Kernels:
                 if key not in self.sent:
                     self.sent[key] = self._collective(steps, sources, op.index)
                 sources = [self.sent[key]]
-            if op.primitive == "dot_general" and len(sources) == 1 and _is_folded(self.graph, op, place):
+            if op.primitive == "dot_general" and len(sources) == 1 and is_folded(self.graph, op, place):
                 sources = [self._fold(value, _is_turned(op, place), sources[0])]
             parts += sources
         if not stands:
@@ -181,16 +181,7 @@ class Kernels:
     def _lasts(self, op: Op) -> float:
         if op.primitive not in PRODUCTS:
             return self.seconds.get(op.index, 0.0)
-        rows = [self.reads.get((op.index, place)) for place in (0, 1)]
-        if op.primitive != "dot_general" or any(row is None for row in rows):
-            return CONVOLUTION_S
-        lhs, rhs = (row[None] for row in rows if row is not None)
-        product = local_product(self.graph, op, self.producers, lhs, rhs, self.axes)
-        if product is None:
-            return CONVOLUTION_S
-        sizes = [float(np.ravel(size)[0]) for size in (product.batch, product.m, product.n, product.k)]
-        operands, result = self.graph.values[op.operands[0]], self.graph.values[op.results[0]]
-        return self.times.product_s(sizes[0], sizes[1], sizes[2], sizes[3], operands.dtype, result.item_bytes)
+        return product_time(self.graph, op, self.producers, self.axes, self.reads, self.times)
 
     def _collective(self, steps: Sequence[Step], sources: Sequence[Node], place: int) -> Node:
         """The end of one; gathers over the same axes that are ready at the same time are combined."""
@@ -359,13 +350,6 @@ def _entered(node: Node, met: set[Node], above: set[Node]) -> tuple[Node, Iterat
 
 def _distinct(nodes: Iterable[Node]) -> list[Node]:
     return list(dict.fromkeys(nodes))
-
-
-def _is_folded(graph: Graph, op: Op, place: int) -> bool:
-    """Whether a product reads an operand in other dimensions than it has: XLA's have one of a kind."""
-    summed, batch = op.params["dimension_numbers"]
-    others = len(graph.values[op.operands[place]].shape) - len(summed[place]) - len(batch[place])
-    return len(summed[place]) > 1 or len(batch[place]) > 1 or others > 1
 
 
 def _is_turned(op: Op, place: int) -> bool:
