@@ -1,8 +1,9 @@
 """Collectives that a compiler makes one of: those of a kind that nothing orders, up to so many bytes.
 
-XLA's combiners (xla/service/collective_combiner_utils.h) go through the collectives that are alike in program order and
-put into one what fits, until the next would be too large; what waits for one of them can't join it.  Who reads one then
-waits for all, and one starts when the last of them can: gradients that are combined are sent when the last is there.
+XLA's combiners (xla/service/collective_combiner_utils.h) go through the collectives that are alike in the order in
+which the results lead to them (see `ir.post_order`) and put into one what fits, until the next would be too large; what
+waits for one of them can't join it.  Who reads one then waits for all, and one starts when the last of them can:
+gradients that are combined are sent when the last is there.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ class Alike:
     """What a task is combined by: with those of an equal `key`, while their results are `most_bytes` at most in all.
 
     Attributes:
+      place: which of those that are alike comes first.
       bytes: of its result; sent_bytes: of its larger local buffer, by which it is priced.
     """
 
     key: Hashable
+    place: float
     bytes: int
     sent_bytes: int
     most_bytes: int
@@ -59,7 +62,7 @@ def combined(
 
 
 def _groups(tasks: Sequence[PlannedTask], alike: Sequence[Alike | None]) -> list[tuple[int, ...]]:
-    """The tasks that are combined, each group in program order."""
+    """The tasks that are combined, each group as its tasks stand."""
     by_key: dict[Hashable, list[int]] = defaultdict(list)
     number: dict[int, int] = {}
     for task, one in enumerate(alike):
@@ -75,13 +78,17 @@ def _groups(tasks: Sequence[PlannedTask], alike: Sequence[Alike | None]) -> list
     waits = [behind[task] for task in number]
     groups = []
     for members in by_key.values():
-        left = members
+        left: Sequence[int] = sorted(members, key=lambda task: (_place(alike[task]), task))
         while len(left) > 1:
             taken, left = _first(left, alike, number, waits)
             if len(taken) > 1:
-                groups.append(tuple(taken))
+                groups.append(tuple(sorted(taken)))
                 _join([number[task] for task in taken], waits)
     return groups
+
+
+def _place(one: Alike | None) -> float:
+    return 0.0 if one is None else one.place
 
 
 def _first(

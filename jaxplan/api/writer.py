@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import numpy as np
 
 from ..cost import CostModel, synchronous
-from ..ir import Graph, Loop, Op
+from ..ir import Graph, Loop, Op, post_order
 from ..lowering import Sending
 from ..plans import COMPUTE, PlannedTask
 from ..sharding import Collective
@@ -35,6 +35,9 @@ class Writer:
         self.sending = {item: one for (item, _), one in zip(collectives, sent, strict=True)}
         self.drafts: list[Draft] = []
         self.behind: list[int] = []
+        # where a compiler meets each operation, and the one that is written; TPU's combiners are not known to
+        self.places = post_order(graph) if self._gpu else range(len(graph.ops))
+        self.place: float = 0.0
         self.item_of: dict[int, Collective] = {}
         self.made_by: dict[int, frozenset[int]] = {}
         self.computations: list[int] = []
@@ -110,6 +113,7 @@ class Writer:
                 self._bring_all(v for op in self.graph.ops[loop.start : loop.stop] for v in op.operands)
                 self._begin(loop)
             self._op(op)
+        self.place = len(self.graph.ops)
         self._results()
         tasks = [
             PlannedTask(
@@ -172,6 +176,7 @@ class Writer:
         return self.model.collective_over(item.kind, sent_bytes, item.axes) * item.trips
 
     def _op(self, op: Op) -> None:
+        self.place = self.places[op.index]
         early = self._early(op) and not self._made(op.operands)
         if early and op.index not in self.at and op.index not in self.sent:
             self.early |= set(op.results)
@@ -318,7 +323,7 @@ class Writer:
             dtype = item.dtype if sums else ""
             by_result = kind == "reduce_scatter" and self.model.profile.kind == "gpu"
             size = item.bytes // (self.model.size_of(item.axes) if by_result else 1)
-            task.alike = Alike((kind, item.axes, dtype, item.trips), size, item.bytes, most)
+            task.alike = Alike((kind, item.axes, dtype, item.trips), self.place, size, item.bytes, most)
         sent = self._add(task)
         self.item_of[sent] = item
         return self._pack(item, where, frozenset({sent}), packing_s) if packing_s and not sums else sent

@@ -63,6 +63,7 @@ class XlaWriter(Writer):
         self.opened: list[tuple[int, float]] = []  # of each loop around: its barrier, how often it runs
         self.as_made: dict[int, frozenset[int]] = {}  # as `made_by`, before it was brought anywhere
         self.free: dict[int, int] = {}  # tasks that wait for the beginning of a loop alone, -1: of the step
+        self.producers = graph.producers()
         super().__init__(graph, compute_s, settled_s, collectives, sent, model, alive_bytes)
 
     def _of_result(self, op: Op, item: Collective) -> bool:
@@ -119,6 +120,8 @@ class XlaWriter(Writer):
         for item in self.unknown:
             there = left[item.shape][:1]
             waits = brought.get(there[0], self._made(there)) if there else NOTHING
+            made = max((self.producers[value] for value in there), default=-1)
+            self.place = self.places[made] if made >= 0 else len(self.graph.ops)
             sent = self._leave(item, waits)
             brought.update(dict.fromkeys(there, sent))
             if len(left[item.shape]) > 1:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..hardware import XlaTimes
-from ..ir import Graph, Op
+from ..ir import Graph, Op, post_order
 from ..sharding import UNREDUCED, MeshAxes, Step, reshard_steps
 from .collectives import most_combined_bytes
 from .held_back import PRODUCTS, last_products, result_bytes
@@ -83,7 +83,7 @@ class Kernels:
     ) -> None:  # fmt: skip
         self.graph, self.axes, self.stored, self.times = graph, axes, stored, times
         self.values, self.reads, self.seconds = values, reads, seconds
-        self.producers, self.behind = graph.producers(), graph.behind()
+        self.producers, self.behind, self.places = graph.producers(), graph.behind(), post_order(graph)
         scattered = [v for op in last if op.primitive == "scatter-add" for v in op.operands]
         self.held, self.needed = last_products(last, scattered)
         self.late = self.held | _late_sums(graph, last, self.needed)
@@ -227,7 +227,7 @@ class Kernels:
         for members in alike.values():
             together: list[tuple[int, bytes]] = []
             so_far = 0.0
-            for key in sorted(members, key=lambda key: self.producers[key[0]]):
+            for key in sorted(members, key=lambda key: self.places[self.producers[key[0]]]):
                 first = found[key][0]
                 size = result_bytes(first, self.axes) if first.kind == "reduce_scatter" else first.bytes
                 if together and so_far + size > most_combined_bytes(first.kind, "gpu"):

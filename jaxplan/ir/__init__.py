@@ -32,6 +32,7 @@ from .memory_space import HOST_KIND as HOST_KIND
 from .memory_space import on_host as on_host
 from .memory_space import shape_as as shape_as
 from .memory_space import spaces_named as spaces_named
+from .post_order import post_order as post_order
 from .sources import users_line as users_line
 from .trace import Leaf as Leaf
 from .trace import Traced as Traced
