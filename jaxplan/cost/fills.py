@@ -9,16 +9,19 @@ number does not get it fused in then, but reads a buffer that is kept for it.
 Seen in an LSTM (26 stacks of two layers' loops filled at once, before the first; stacks of the backward loops before
 the head's gradient), in a GPT block, in DLRM (tables' gradients, and the zeros of Adagrad's `where`), and in VGG, whose
 poolings' gradients are scattered into zeros that relus read, too, from the first convolution on (3286 MB, 2575
-predicted without), compiled for H100 by jax 0.10.2.
+predicted without), compiled for H100 by jax 0.10.2.  Zeros of a pooling that pads its images in front are larger, and
+of its own: a ResNet-50's are filled late in the backward pass, its first relu is made anew by the pooling's kernels, as
+are VGG's, which share their zeros; a ResNet-34's that pads behind alone, whose windows overlap, is written with them.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Container, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from ..ir import Graph
+from ..ir import Graph, Op
+from .pooling import POOLING
 from .residency import Flow
 
 
@@ -62,8 +65,10 @@ def fills(flow: Flow, times: Sequence[int], onto: Container[int] = ()) -> tuple[
             if (number := numbers.get(op.operands[0])) is not None and values[op.results[0]].shape:
                 those = added if op.results[0] in onto else written
                 those[key(op.results[0], number, loop)].append((op.results[0], times[op.index]))
-        elif op.primitive == "select_and_scatter_add":
-            written[key(op.results[0], 0.0, loop)].append((op.results[0], times[op.index]))
+        elif op.primitive == POOLING:
+            those = added if op.results[0] in onto else written
+            of = (*key(op.results[0], 0.0, loop), *_in_front(op))
+            those[of].append((op.results[0], times[op.index]))
         elif op.primitive in _READERS and not flow.source[op.results[0]]:
             shape = values[op.results[0]].shape
             for value in op.operands:
@@ -78,6 +83,35 @@ def fills(flow: Flow, times: Sequence[int], onto: Container[int] = ()) -> tuple[
         )
         for which in {**written, **added}
     )
+
+
+def _in_front(op: Op) -> tuple[int, ...]:
+    """By how much a pooling pads each dimension in front; nothing where it pads none."""
+    front = tuple(low for low, _ in op.params["padding"])
+    return front if any(front) else ()
+
+
+def _overlaps(op: Op) -> bool:
+    windows = zip(op.params["window_dimensions"], op.params["window_strides"], strict=True)
+    return any(size > step for size, step in windows)
+
+
+def written_with_zeros(graph: Graph, onto: Container[int]) -> set[int]:
+    """What elementwise work makes of zeros that a pooling's gradient is scattered into, where the pooling's windows
+    overlap: the first of a shape."""
+    zeros = {
+        (graph.values[op.results[0]].shape, graph.values[op.results[0]].dtype)
+        for op in graph.ops
+        if op.primitive == POOLING and op.results[0] not in onto and not _in_front(op) and _overlaps(op)
+    }
+    numbers = _numbers(graph) if zeros else {}
+    found: dict[tuple[object, ...], int] = {}
+    for op in graph.ops if zeros else ():
+        if op.primitive in _READERS and any(numbers.get(value) == 0 for value in op.operands):
+            made = graph.values[op.results[0]]
+            if (made.shape, made.dtype) in zeros:
+                found.setdefault((made.shape, made.dtype), op.results[0])
+    return set(found.values())
 
 
 def filled_traffic(
@@ -176,6 +210,14 @@ def filled_since(
             if where in read:
                 beside.append((those[0][0], first, 1 + max(when for _, when in read[where])))
     return since, beside
+
+
+def earlier(found: Sequence[Fill], producers: Sequence[int], at: Mapping[int, int]) -> list[Fill]:
+    """Fills of which what the operations in `at` write in place begins then, where that is earlier."""
+    def moved(written: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+        return tuple((value, min(when, at.get(producers[value], when))) for value, when in written)
+
+    return [replace(fill, written=moved(fill.written), added=moved(fill.added)) for fill in found]
 
 
 def _by_layout(

@@ -26,7 +26,7 @@ from .conversions import conversions
 from .converted_weights import table_traffic
 from .crossing import Traffic
 from .few_images import spread_reads
-from .fills import filled_traffic, fills
+from .fills import filled_traffic, fills, written_with_zeros
 from .images import copied_reads, image_lanes, written_for_products
 from .in_place import overwritable
 from .invariants import loop_invariants
@@ -141,7 +141,8 @@ class _Kernels:
         expanded = read_by_expansions(self.graph) if self.platform == "gpu" else ()
         added = added_in_memory(self.graph, self.kinds) if self.platform == "gpu" else ()
         scores = [v for one in self.scores for v in (*one.products, one.total)]
-        for value in (*ends, *moved, *self.onto.values(), *expanded, *added, *scores):
+        zeros = written_with_zeros(self.graph, self.onto) if self.platform == "gpu" else ()
+        for value in (*ends, *moved, *self.onto.values(), *expanded, *added, *scores, *zeros):
             stored[value] = True
         for op in self.graph.ops:
             if self.rules[op.index].source:

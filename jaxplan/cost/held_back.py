@@ -5,7 +5,8 @@ the first, places them between the starts and ends of their sums: after all of t
 They keep their operands till then, so that the activations and gradients of every layer are there at once.
 
 It has times of kernels for Hopper and Blackwell alone (see `hardware.xla_times`); what GPUs before them run stays where
-the program has it.  Where blocks are computed again, see `latency_hiding`.
+the program has it.  Where it is known what kernels take it is walked through, see `latency_hiding`; else it is taken to
+be so:
 
 What was compiled for eight H100 by jax 0.10.2: the layers' gradients of MLPs of width 1024, 2048, 4096 and 8192 and of
 a GPT of four layers, not scanned, all run after the last product of the backward pass where they are all_reduced,

@@ -1,4 +1,4 @@
-"""When XLA for GPU runs what only the end of a step wants.
+"""In which order XLA for GPU runs the end of a step, and when what only that wants.
 
 A weight's gradient is ready, as XLA's scheduler goes (see `scheduler`), as soon as the sum over devices that takes it
 has started.  It is taken beside collectives that the backward pass waits for, and where that has to wait for anything
@@ -13,9 +13,8 @@ moves memory alone is the cost model's.
 
 from __future__ import annotations
 
-import bisect
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +25,9 @@ from ..sharding import UNREDUCED, MeshAxes, Step, reshard_steps
 from .collectives import most_combined_bytes
 from .held_back import PRODUCTS, last_products, result_bytes
 from .kernel_results import written_beside
+from .pooling import POOLING
 from .product_times import is_folded, product_time
+from .run_order import RunOrder
 from .scheduler import Node, scheduled
 
 _ENDS = PRODUCTS | {"scatter-add"}
@@ -34,21 +35,20 @@ _ENDS = PRODUCTS | {"scatter-add"}
 
 
 class Fillers(NamedTuple):
-    """Operations whose results only the end wants: weights' gradients, and sums for those of biases and scales.
+    """When a GPU runs the end of a step, and what that has in memory meanwhile.
 
     Attributes:
-      times: when each runs, as the index of an operation.
-      until: before which operation the collective starts that takes what it makes, if one does.
+      times: when each operation runs, as the index of one, see `run_order`.
+      late: of sums whose operand another kernel writes for them in its own time: when they run.
+      until: of weights' gradients, and of sums for those of biases and scales, before which operation the collective
+        starts that takes what is made, if one does.
+      found: before which operation a max-pooling's places are found that its gradient goes to, see `pooling`.
     """
 
     times: dict[int, int]
+    late: dict[int, int]
     until: dict[int, int]
-
-
-def is_recomputed(graph: Graph, last: Sequence[Op]) -> bool:
-    """Whether any of these operations stands behind a barrier."""
-    behind = graph.behind()
-    return any(behind[op.index] for op in last)
+    found: dict[int, int]
 
 
 def fillers(
@@ -60,6 +60,7 @@ def fillers(
     reads: Mapping[tuple[int, int], np.ndarray],
     seconds: Mapping[int, float],
     times: XlaTimes,
+    run_at: Sequence[int] = (),
 ) -> Fillers:
     """See the module.
 
@@ -68,9 +69,10 @@ def fillers(
       stored: see `fusion.Traffic`.
       values, reads: the layout row of every value where it is made, and of every operand as it is read.
       seconds: of every operation.
+      run_at: when each operation runs, see `fusion.Traffic`.
     """
     kernels = Kernels(graph, axes, last, stored, values, reads, seconds, times)
-    return kernels.found(scheduled(kernels.nodes()))
+    return kernels.found(scheduled(kernels.nodes()), [op for op, at in enumerate(run_at) if at > op])
 
 
 class Kernels:
@@ -94,6 +96,7 @@ class Kernels:
         self.beside = written_beside(graph, last, stored)
         self.of_op: dict[int, Node] = {}
         self.others: list[Node] = []
+        self.places_of: dict[Node, int] = {}
         self.made_of: dict[int, tuple[Node, ...]] = {}
         self.folded: dict[tuple[int, bool, int], Node] = {}
         self.sent: dict[tuple[object, ...], Node] = {}
@@ -153,9 +156,15 @@ class Kernels:
             self.made_of.update(dict.fromkeys(op.results, tuple(_distinct(parts))))
             return
         node = self.of_op[op.index] = Node(float(op.index), op.index, self._lasts(op), _distinct(parts))
+        if op.primitive == POOLING:
+            images = self.made_of.get(op.operands[1], ())
+            places = Node(op.index - 0.15, seconds=node.seconds / 2, reads=_distinct(images))
+            node.seconds, node.reads = node.seconds / 2, _distinct([*node.reads, places])
+            self.others.append(places)
+            self.places_of[places] = op.index
         for value in op.results:
             self.made_of[value] = (node,)
-            if value in self.beside:
+            if value in self.beside or op.primitive == "conv_general_dilated":  # with what cuDNN works in
                 part = Node(op.index + 0.1, reads=[node], is_view=True)
                 self.others.append(part)
                 self.made_of[value] = (part,)
@@ -264,33 +273,39 @@ class Kernels:
                     walk.append(_entered(before, met, above))
         return order
 
-    def found(self, order: Sequence[Node]) -> Fillers:
-        """When they run, where `order` goes from the first to the last.
-
-        Later than they stand by as many operations of the backward pass as have run since what they read was there, for
-        the backward passes of several parts need not run in the program's order.
-        """
-        chain = [op.index for op in self.walked if op.index in self.of_op and op.index in self.chained]
-        passed = 0
+    def found(self, order: Sequence[Node], put_off: Collection[int]) -> Fillers:
+        """When they run, where `order` goes from the first to the last; `put_off`: what runs when it is wanted."""
+        products = (op.index for op in self.walked if op.primitive in PRODUCTS and op.index in self.chained)
+        leading = {*products} - {*put_off}
+        ops = [op for op in self.walked if op.index <= self.end]
+        apart = {op.index for op in ops if op.index in self.of_op and self._is_late(op)}.union(put_off)
+        run = RunOrder(self.graph, ops, leading, apart)
         ran: dict[Node, int] = {}
-        times: dict[int, int] = {}
-        until: dict[int, int] = {}
         for node in order:
-            ran[node] = passed
-            if node.op < 0:
-                continue
-            op = self.graph.ops[node.op]
-            if self._is_late(op) and node.reads:
-                last = max(self._chain_behind(node), key=lambda before: (ran[before], before.place), default=node)
-                stands = bisect.bisect_left(chain, node.op)
-                waited = passed - ran[last] - (stands - bisect.bisect_left(chain, last.place))
-                times[node.op] = chain[min(stands + waited, len(chain)) - 1] + 1 if waited > 0 else node.op
-            passed += node.op in self.chained
-        for start, made in self.sums:
-            at = chain[ran[start] - 1] + 1 if ran[start] else 0
-            makers = (self.producers[value] for value in made if self.producers[value] in self.of_op)
-            until |= {maker: max(at, times.get(maker, maker)) for maker in makers}
-        return Fillers(times, until)
+            ran[node] = len(run.order)
+            if node.op in leading or (0 <= node.op <= self.end and self._is_late(self.graph.ops[node.op])):
+                run.put([node.op])
+        run.put(op.index for op in ops)
+        slots = sorted(run.order)
+        when = dict(zip(run.order, slots, strict=True))
+        times: dict[int, int] = {}
+        late: dict[int, int] = {}
+        for op in self.walked:
+            made = max((times.get(self.producers[v], 0) for v in op.operands), default=0)
+            at = max(made, when.get(op.index, op.index))
+            if op.index in self.of_op and self._is_late(op) and is_written(op, self.stored):
+                late.update({op.index: at} if at > made + 1 else {})
+                at = made
+            times[op.index] = at
+
+        def put_at(node: Node) -> int:
+            return slots[ran[node] - 1] + 1 if ran[node] else self.first
+
+        until: dict[int, int] = {}
+        for start, values in self.sums:
+            makers = (self.producers[value] for value in values if self.producers[value] in self.of_op)
+            until |= {maker: max(put_at(start), times[maker]) for maker in makers}
+        return Fillers(times, late, until, {op: put_at(node) for node, op in self.places_of.items()})
 
     def _chained(self, last: Sequence[Op], wanted: Iterable[int]) -> set[int]:
         """Operations that the backward pass goes on with."""
@@ -302,26 +317,14 @@ class Kernels:
                 found.add(op.index)
         return found
 
-    def _chain_behind(self, node: Node) -> Iterator[Node]:
-        """What has to have run of the backward pass before `node` can."""
-        met, ahead = set[Node](), [*node.reads]
-        while ahead:
-            before = ahead.pop()
-            if before in met:
-                continue
-            met.add(before)
-            if before.op >= 0:
-                goes_on = before.op not in self.chained
-            else:
-                goes_on = before.is_view and len(before.reads) == 1
-            if goes_on:
-                ahead += before.reads
-            else:
-                yield before
-
     def _is_late(self, op: Op) -> bool:
         """Whether only the end wants what an operation makes, and no other kernel makes it beside its own."""
         return op.index <= self.end and not self.late.isdisjoint(op.results)
+
+
+def is_written(op: Op, stored: Sequence[bool]) -> bool:
+    """Whether a late sum's operand is no buffer: the kernel that has what it is made of writes it for the sum."""
+    return op.primitive == "reduce_sum" and not stored[op.operands[0]]
 
 
 def _late_sums(graph: Graph, last: Sequence[Op], needed: set[int]) -> set[int]:

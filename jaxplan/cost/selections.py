@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from ..ir import SUMS, Graph, Op
 from ..sharding import ELEMENTWISE
+from .pooling import POOLING
 
 _HANDED_ON = frozenset({"convert_element_type", "reshape", "slice", "squeeze"})
 
@@ -128,16 +129,24 @@ def _large_leaves(
 
 
 def added_onto(graph: Graph, producers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """(what is scattered into zeros, the sum that is its only reader): XLA for GPU scatters onto the other addend."""
+    """(what is scattered into zeros, the sum that is its only reader): XLA for GPU scatters onto the other addend.
+
+    The gradient of a max-pooling is (see `pooling`): a U-Net's go onto those of what it hands to its other half
+    (compiled for H100, jax 0.10.2).
+    """
     uses = graph.uses()
     for op in graph.ops:
         if op.primitive in SUMS:
             for value in op.operands:
                 maker = graph.ops[producers[value]] if producers[value] >= 0 else None
-                if maker is not None and maker.primitive == "scatter-add" and len(uses[value]) == 1:
-                    if _is_zero(graph, producers, maker.operands[0]):
-                        yield value, op.results[0]
-                        break
+                if maker is not None and len(uses[value]) == 1 and _into_zeros(graph, producers, maker):
+                    yield value, op.results[0]
+                    break
+
+
+def _into_zeros(graph: Graph, producers: Sequence[int], op: Op) -> bool:
+    scattered = op.primitive == "scatter-add" and _is_zero(graph, producers, op.operands[0])
+    return scattered or op.primitive == POOLING
 
 
 def _is_zero(graph: Graph, producers: Sequence[int], value: int) -> bool:

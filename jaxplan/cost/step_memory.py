@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..hardware import xla_times
-from ..ir import Graph, Op, lives_of
+from ..ir import Graph, lives_of
 from ..sharding import UNREDUCED, MeshAxes
 from .added_scores import kept_products
 from .apart import apart_scratch, kept_for_parts, turned_copies
@@ -25,6 +25,7 @@ from .decompositions import decomposition_scratch
 from .dilated import transposed_for_kernels
 from .estimates import estimated
 from .few_images import few_images, moved_pixels
+from .fills import earlier
 from .first_layers import turned_round
 from .grouped_concats import written_in_groups
 from .grouped_convolutions import copied_for_groups
@@ -33,8 +34,6 @@ from .held_back import (
     behind_loops,
     combined_sums,
     held_back,
-    last_products,
-    put_back,
     put_off,
     run_later,
 )
@@ -43,7 +42,7 @@ from .invariants import Invariant
 from .kept_erfcs import kept_erfcs
 from .kept_scores import kept_scores
 from .kept_tanhs import kept_tanhs
-from .latency_hiding import Fillers, fillers, is_recomputed
+from .latency_hiding import Fillers, fillers
 from .memory import MemoryProfile, simulate_memory
 from .merged_products import kept_slices
 from .model import CostModel
@@ -102,10 +101,9 @@ def step_memory(
     tied: Sequence[int] = ()
     if (scheduled_by := xla_times(model.profile)) is not None:
         last = behind_loops(graph)
-        if seconds is not None and is_recomputed(graph, last):
-            filled = fillers(graph, axes, last, stored, values, reads, seconds, scheduled_by)
-            held = {index: at for index, at in filled.times.items() if not _is_written(graph.ops[index], stored)}
-            times = put_back(last, times, stored, last_products(last, ())[1], held)
+        if seconds is not None:
+            filled = fillers(graph, axes, last, stored, values, reads, seconds, scheduled_by, times)
+            times = tuple(filled.times.get(index, at) for index, at in enumerate(times))
         else:
             times = held_back(graph, axes, stored, times, values, reads, outputs)
     lists: Sequence[ListCopy] = ()
@@ -142,7 +140,8 @@ def step_memory(
     for op, size in (item for sizes in beside_products for item in sizes.items()):
         scratch[op] = scratch.get(op, 0) + size
     beside = [*(moved.copies if moved else ()), *_handed_over(graph, axes, crossing.invariants, values)]
-    beside += places_of_poolings(graph, axes, times, reads, model.profile)
+    filled_at = earlier(crossing.fills, crossing.producers, filled.found) if filled else crossing.fills
+    beside += places_of_poolings(graph, axes, times, reads, model.profile, filled.found if filled else {})
     beside += turned_updates(graph, axes, crossing.updates, times, values, reads)
     late: dict[int, int] = {}
     halved: Collection[int] = ()
@@ -173,7 +172,7 @@ def step_memory(
         in_rows, late = written_in_rows(graph, axes, crossing.row_sums, times, needed, reads, values)
         beside += in_rows
         if filled is not None:
-            beside += _awaiting(graph, axes, filled, stored, times, values, reads)
+            beside += _awaiting(graph, axes, filled, times, values, reads)
         elif sum(times[op.index] != crossing.times[op.index] for op in graph.ops if op.primitive in PRODUCTS) <= 1:
             beside += combined_sums(graph, axes, crossing.times, values, reads)
     if model.profile.kind == "tpu":
@@ -222,7 +221,7 @@ def step_memory(
             converted.append(Converted(start, end, size, graph.ops[gather].operands[0]))
     found = simulate_memory(
         graph, axes, stored, kinds, values, reads,
-        inside=crossing.inside, second_stacks=crossing.second_stacks, fills=crossing.fills, times=times,
+        inside=crossing.inside, second_stacks=crossing.second_stacks, fills=filled_at, times=times,
         op_scratch=scratch,
         images=crossing.images, lookups=crossing.lookups, rows=crossing.rows, over=crossing.over,
         waited=waited, outputs=outputs,
@@ -246,22 +245,17 @@ def step_memory(
     return running(max(fit - 1, 0))
 
 
-def _is_written(op: Op, stored: Sequence[bool]) -> bool:
-    """Whether a late sum's operand is no buffer: the kernel that has what it is made of writes it for the sum."""
-    return op.primitive == "reduce_sum" and not stored[op.operands[0]]
-
-
 def _awaiting(
-    graph: Graph, axes: MeshAxes, filled: Fillers, stored: Sequence[bool], times: Sequence[int],
+    graph: Graph, axes: MeshAxes, filled: Fillers, times: Sequence[int],
     values: Mapping[int, np.ndarray], reads: Mapping[tuple[int, int], np.ndarray],
 ) -> Iterator[tuple[int, int, int]]:  # fmt: skip
     """(start, stop, bytes) of gradients whose sum over devices starts later, and of what is written for late sums."""
-    for index, at in sorted(filled.times.items()):
-        op = graph.ops[index]
-        if _is_written(op, stored) and (row := reads.get((index, 0))) is not None:
-            yield index, at + 1, int(device_bytes(graph.values[op.operands[0]], row[None], axes, "gpu")[0])
+    for index, at in sorted(filled.late.items()):
+        if (row := reads.get((index, 0))) is not None:
+            summed = graph.values[graph.ops[index].operands[0]]
+            yield times[index], at + 1, int(device_bytes(summed, row[None], axes, "gpu")[0])
     for index, until in filled.until.items():
-        made = max(times[index], filled.times.get(index, index)) + 1
+        made = max(times[index], filled.late.get(index, 0)) + 1
         for value in graph.ops[index].results:
             if made < until and (row := values.get(value)) is not None:
                 yield made, until, int(device_bytes(graph.values[value], row[None], axes, "gpu")[0])

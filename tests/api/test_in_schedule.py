@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from hypothesis import given
@@ -101,7 +102,7 @@ def test_every_order_that_was_said_is_kept_and_so_are_all_seconds(tasks: list[Pl
         behind.append({*one.after}.union(*(behind[other] for other in one.after)))
     # what is computed is one chain, and each collective ends before who waits for it
     computed = [i for i, one in enumerate(made) if one.kind == COMPUTE]
-    assert all(one in behind[other] for one, other in zip(computed, computed[1:], strict=False))
+    assert all(one in behind[other] for one, other in itertools.pairwise(computed))
     place = {one.where: i for i, one in enumerate(made) if one.kind not in (COMPUTE, "barrier")}
     for one in tasks:
         for other in one.after:

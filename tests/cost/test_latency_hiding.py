@@ -13,7 +13,7 @@ import pytest
 import jaxplan
 from jaxplan.cost import traffic
 from jaxplan.cost.held_back import behind_loops
-from jaxplan.cost.latency_hiding import Fillers, fillers, is_recomputed
+from jaxplan.cost.latency_hiding import Fillers, fillers
 from jaxplan.hardware import load_profile, xla_times
 from jaxplan.ir import Graph, trace
 from jaxplan.lowering import compiled_memory
@@ -101,7 +101,8 @@ def entries(graph: Graph) -> list[int]:
 def test_only_blocks_that_are_computed_again_are_behind_a_barrier() -> None:
     for again in (False, True):
         graph = trace(step_of(again), shapes(BLOCKS), {}).graph
-        assert is_recomputed(graph, behind_loops(graph)) == again
+        behind = graph.behind()
+        assert any(behind[op.index] for op in behind_loops(graph)) == again
 
 
 def test_a_loop_that_no_product_waits_for_is_not_the_end_of_the_step() -> None:
@@ -125,11 +126,13 @@ def test_gradients_run_beside_the_gathers_of_later_blocks() -> None:
     first, *_ = made = gradients(graph)
     times = found(graph, gathered=True).times
     assert set(made) <= times.keys()
-    assert all(times[i] >= i for i in made)
+    producers = graph.producers()
+    assert all(times[op.index] >= times.get(producers[v], 0) for op in graph.ops for v in op.operands)
     # two gathers a block, each of which wants one or two: those of the first block run when another one is computed
-    assert times[first] >= entries(graph)[1] - 1
-    assert times[first] > first
-    assert sum(times[i] > i for i in made) >= len(made) - 2
+    assert times[first] >= times[entries(graph)[1]] - 1
+    goes_on = [i for i in times if graph.ops[i].primitive == "dot_general" and i not in made]
+    waiting = [sum(i < other and times[other] < times[i] for other in goes_on) for i in made]
+    assert sum(map(bool, waiting)) >= len(made) - 2
 
 
 def test_without_gathers_they_wait_for_their_sums_alone() -> None:
@@ -138,8 +141,8 @@ def test_without_gathers_they_wait_for_their_sums_alone() -> None:
     made = gradients(graph)
     times = found(graph, gathered=False, whole=True).times
     last_product = max(op.index for op in graph.ops if op.primitive == "dot_general" and op.index not in made)
-    assert times[made[-1]] >= last_product
-    assert times[made[0]] > entries(graph)[1]
+    assert times[made[-1]] >= times[last_product]
+    assert times[made[0]] > times[entries(graph)[1]]
 
 
 def test_what_they_make_waits_for_its_sum() -> None:
@@ -182,8 +185,8 @@ def test_a_sum_behind_the_last_product_is_in_no_ones_way() -> None:
     later = []
     for graph in (plain, scaled):
         times = found(graph, gathered=False, whole=True).times
-        assert last not in times or graph is plain
-        later.append([sum(times[i] > entry for entry in entries(graph)) for i in gradients(graph)])
+        assert times.get(last, last) == last
+        later.append([sum(times[i] > times[entry] for entry in entries(graph)) for i in gradients(graph)])
     assert max(abs(a - b) for a, b in zip(*later, strict=True)) <= 1
 
 
@@ -193,7 +196,7 @@ def test_where_a_block_gathers_more_than_it_makes_ever_more_gradients_wait() -> 
     def most_waiting(blocks: int) -> int:
         graph = trace(step_of(True), shapes(blocks), {}).graph
         times = found(graph, gathered=True).times
-        return max(sum(i < at < times[i] for i in gradients(graph)) for at in entries(graph))
+        return max(sum(i < at and times[at] < times[i] for i in gradients(graph)) for at in entries(graph))
 
     assert 0 < most_waiting(BLOCKS) < most_waiting(24) < 2 * 24
 
