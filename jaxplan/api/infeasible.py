@@ -39,7 +39,7 @@ def explain_infeasible(pipeline: Pipeline, outcome: Nothing, pins: Mapping[int, 
     parts = ", ".join(
         f"{format_bytes(size)} {part}" for part, size in sorted(memory.parts.items(), key=lambda p: -p[1])
     )
-    where = traced.graph.ops[memory.peak_time].source if traced.graph.ops else "the start"
+    where = traced.graph.ops[memory.peak_op].source if traced.graph.ops else "the start"
     lines = [
         f"no plan for `{traced.name}` on mesh ({mesh}) fits {format_bytes(budget_bytes)} a device.",
         f"Smallest reachable peak: {format_bytes(memory.peak_bytes)} at {where}, made of {parts}.",

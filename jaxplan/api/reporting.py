@@ -198,7 +198,7 @@ def _cost(
         comm_bytes_by_axis=dict(sorted(sent.items())),
         peak_bytes=best.found.memory.peak_bytes,
         peak_parts=dict(best.found.memory.parts),
-        peak_where=ops[best.found.memory.peak_time].source if ops else "",
+        peak_where=ops[best.found.memory.peak_op].source if ops else "",
         termination="template" if best.name in TEMPLATES else best.found.result.termination.value,
         objective_s=objective_s,
         bound_s=bound_s,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..cost import device_bytes
+from ..ir import lives_of
 from ..search import Evaluator, Space, Usage
 from .found import Found
 
@@ -53,11 +54,12 @@ class Told:
     def _copies(self, over: Found) -> Iterator[Usage]:
         pipeline, decision = self._pipeline, over.decision
         graph, crossing, profile = pipeline.graph, pipeline.crossing, pipeline.target.profile
-        needed, _ = crossing.lives
+        times = over.memory.times or crossing.times
+        needed, _ = lives_of(graph, crossing.stored, times) if over.memory.times else crossing.lives
         for (op, position), row in decision.reads.items():
             value, port = graph.ops[op].operands[position], over.space.reads[op, position]
             made = decision.values.get(value)
-            start, stop = crossing.times[op], needed[op]
+            start, stop = times[op], needed[op]
             if made is None or made is row or not start <= over.memory.peak_time < stop:
                 continue
             key = value, row.tobytes(), made.tobytes()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,23 +27,32 @@ class MemoryProfile:
     """Bytes alive on one device.
 
     Attributes:
-      peak_bytes: the most at any operation, and the gaps between buffers; peak_time: that operation.
+      peak_bytes: the most at any time, and the gaps between buffers; peak_time: then.
       parts: what the peak is made of: "parameter", "optimizer", "state", "batch", "constants", "residuals"
         (stacked by loops), "activations", "copies" (resharded or converted), "results", "scratch" (of split
         products, pooling's gradients, sorting and decompositions), "tables" (of results on TPU), "gaps" (see
         `packing`).
-      curve: `int64[n_ops]`, bytes alive at every operation.
+      curve: `int64[n_ops]`, bytes alive at every time.
+      times: when each operation runs; as they stand where it is empty.
     """
 
     peak_bytes: int
     peak_time: int
     parts: Mapping[str, int]
     curve: np.ndarray
+    times: Sequence[int] = ()
 
     @property
     def heap(self) -> np.ndarray:
-        """`int64[n_ops]`, `curve` and the gaps between buffers that `peak_bytes` counts: they lie there all along."""
-        return np.asarray(self.curve + (self.peak_bytes - self.curve.max(initial=0)))
+        """`int64[n_ops]`, by operation: bytes alive while it runs, and the gaps between buffers that `peak_bytes` has:
+        they lie there all along."""
+        curve = self.curve[list(self.times)] if self.times else self.curve
+        return np.asarray(curve + (self.peak_bytes - self.curve.max(initial=0)))
+
+    @property
+    def peak_op(self) -> int:
+        """The operation that runs then."""
+        return next((op for op, at in enumerate(self.times) if at == self.peak_time), self.peak_time)
 
 
 class Ledger:

@@ -231,6 +231,7 @@ def step_memory(
         beside=beside, back_and_forth=settled, late=late, halved=halved, listed=given_up,
         result_tables=model.profile.result_tables or 0.0,
     )  # fmt: skip
+    found = replace(found, times=tuple(times) if filled else ())
     room = model.profile.usable_bytes
     most = max(0 if behind is None else len(behind.ops), len(gathering), len(updated))
     if not most or most_behind is not None or found.peak_bytes <= room:

@@ -25,8 +25,8 @@ def sent(*after: int) -> PlannedTask:
     )  # fmt: skip
 
 
-def alike(size: int, key: str = "one") -> Alike:
-    return Alike(key, size, size, MOST)
+def alike(size: int, key: str = "one", place: float = 0.0) -> Alike:
+    return Alike(key, place, size, size, MOST)
 
 
 def price(_: int, sent_bytes: int) -> float:
@@ -47,6 +47,15 @@ def test_what_is_too_large_in_all_or_waits_for_another_or_is_not_alike_stays_apa
     assert len(combined(tasks, [None, alike(50, "a"), alike(50, "b")], price)[0]) == 3
     in_a_row = [computed(), sent(0), computed(1), sent(2)]
     assert len(combined(in_a_row, [None, alike(1), None, alike(1)], price)[0]) == 4
+
+
+def test_what_comes_first_is_combined_first() -> None:
+    """In the order in which results lead to them, see `ir.post_order`: the first and the last of these fit in one."""
+    tasks = [computed(), sent(0), sent(0), sent(0)]
+    sizes = [None, alike(40, place=0.0), alike(70, place=2.0), alike(50, place=1.0)]
+    made, order = combined(tasks, sizes, price)
+    assert [task.seconds_s for task in made if task.kind != COMPUTE] == [10.0 + 70, 10.0 + 40 + 50]
+    assert order == [0, 2, 3]
 
 
 def test_groups_that_would_wait_for_each_other_are_not_both_made() -> None:
