@@ -58,8 +58,7 @@ class _Laid:
                 if other in last and other not in views:
                     views[other] = Node(other + 0.2, reads=[last[other]], is_view=True)
                     nodes.append(views[other])
-            made = {**last, **{other: views[other] for other in through[task] if other in views}}
-            reads = [made[other] for other in one.after if other in made]
+            reads = [views[other] if other in through[task] else last[other] for other in one.after if other in last]
             if COMPUTE in one.streams:
                 node = Node(float(task), task, xla_s[task], reads)
             else:
