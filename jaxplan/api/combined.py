@@ -63,12 +63,12 @@ def combined(
 
 def _groups(tasks: Sequence[PlannedTask], alike: Sequence[Alike | None]) -> list[tuple[int, ...]]:
     """The tasks that are combined, each group as its tasks stand."""
-    by_key: dict[Hashable, list[int]] = defaultdict(list)
+    by_key: dict[Hashable, list[tuple[float, int]]] = defaultdict(list)
     number: dict[int, int] = {}
     for task, one in enumerate(alike):
         if one is not None:
             number[task] = len(number)
-            by_key[one.key].append(task)
+            by_key[one.key].append((one.place, task))
     behind: list[int] = []  # of every task, as bits, which of these it waits for
     for each in tasks:
         found = 0
@@ -78,17 +78,13 @@ def _groups(tasks: Sequence[PlannedTask], alike: Sequence[Alike | None]) -> list
     waits = [behind[task] for task in number]
     groups = []
     for members in by_key.values():
-        left: Sequence[int] = sorted(members, key=lambda task: (_place(alike[task]), task))
+        left = [task for _, task in sorted(members)]
         while len(left) > 1:
             taken, left = _first(left, alike, number, waits)
             if len(taken) > 1:
                 groups.append(tuple(sorted(taken)))
                 _join([number[task] for task in taken], waits)
     return groups
-
-
-def _place(one: Alike | None) -> float:
-    return 0.0 if one is None else one.place
 
 
 def _first(

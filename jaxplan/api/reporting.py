@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from ..cost import (
-    CostModel,
-    collective_wire_bytes,
-    excess_wire_bytes,
-    filled_shares,
-    folded_operands,
-    product_times,
-)
+from ..cost import CostModel, collective_wire_bytes, excess_wire_bytes, filled_shares, product_times
 from ..hardware import xla_times
 from ..ir import Traced, users_line
 from ..plans import Alternative, Plan, PlanCost, PlannedCollective, TensorPlan
@@ -89,10 +82,9 @@ def _kernels(pipeline: Pipeline, best: Candidate) -> Kernels | None:
     leaving = {graph.outputs[place]: row for place, row in best.found.decision.outputs.items()}
     results = {v for v, row in leaving.items() if v in values and _is_sent(values[v], row)}
     return Kernels(
-        stored=crossing.stored, moved=moved, summed={key for key in moved if operands[key] in partial},
-        partial=partial, results=results, folded=folded_operands(graph),
-        products_s=product_times(graph, target.axes, reads, times),
-        times=times, filled=filled_shares(graph, crossing.reads, crossing.writes),
+        stored=crossing.stored, moved=moved, partial=partial, results=results,
+        products_s=product_times(graph, target.axes, reads, times), times=times,
+        filled=filled_shares(graph, crossing.reads, crossing.writes),
     )  # fmt: skip
 
 

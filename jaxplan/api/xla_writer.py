@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..cost import PRODUCTS, CostModel
+from ..cost import PRODUCTS, CostModel, is_folded
 from ..hardware import XlaTimes
 from ..ir import Graph, Loop, Op
 from ..lowering import Sending
@@ -30,10 +30,9 @@ class Kernels:
 
     Attributes:
       stored: for every value whether a kernel writes it to memory; what isn't is made by who reads it.
-      moved: the operands, as (operation, place), that are sent to be read; summed: those of them that are `partial`
-        where they are made: values that are still to be summed over devices.
+      moved: the operands, as (operation, place), that are sent to be read; partial: values that are still to be summed
+        over devices where they are made.
       results: values that are sent to where they lie as results of the step.
-      folded: the operands that a product reads through a reshape, an instruction of its own to XLA.
       products_s: what XLA takes one run of a product to last, see `cost.product_times`; other kernels last as the cost
         model has it; times: what it takes collectives to last.
       filled: of an operation that writes a loop's stack, the share of its seconds that go into filling it before.
@@ -41,10 +40,8 @@ class Kernels:
 
     stored: Sequence[bool]
     moved: Set[tuple[int, int]]
-    summed: Set[tuple[int, int]]
     partial: Set[int]
     results: Set[int]
-    folded: Set[tuple[int, int]]
     products_s: Mapping[int, float]
     times: XlaTimes
     filled: Mapping[int, float]
@@ -70,11 +67,12 @@ class XlaWriter(Writer):
         kernels, values = self.kernels, self.graph.values
         if all(values[v].shape != item.shape for v in op.results):
             return item.kind in SUMS
-        alike = [(op.index, place) for place, v in enumerate(op.operands) if values[v].shape == item.shape]
+        alike = (place for place, v in enumerate(op.operands) if values[v].shape == item.shape)
+        brought = [op.operands[place] for place in alike if (op.index, place) in kernels.moved]
         if item.kind not in SUMS:
-            return kernels.moved.isdisjoint(alike)
+            return not brought
         makes_sums = op.primitive in PRODUCTS or "reduce" in op.primitive
-        return kernels.summed.isdisjoint(alike) and (makes_sums or not kernels.partial.isdisjoint(op.results))
+        return kernels.partial.isdisjoint(brought) and (makes_sums or not kernels.partial.isdisjoint(op.results))
 
     def _ordered(self, tasks: Sequence[PlannedTask], order: Sequence[int]) -> tuple[PlannedTask, ...]:
         position = {task: i for i, task in enumerate(order)}
@@ -153,16 +151,13 @@ class XlaWriter(Writer):
         task = super()._compute(op, seconds_s, waits)
         draft, kernels = self.drafts[task], self.kernels
         draft.xla_s = kernels.products_s.get(op.index, seconds_s / op.trips) * op.trips
-        draft.through = self._made([v for place, v in enumerate(op.operands) if (op.index, place) in kernels.folded])
+        if op.primitive == "dot_general":
+            folded = [v for place, v in enumerate(op.operands) if is_folded(self.graph, op, place)]
+            draft.through = self._made(folded)
         return task
 
     def _joins(self, waits: frozenset[int]) -> bool:
         return False
-
-    def _kernel(self, name: str, where: str, trips: float, waits: frozenset[int], seconds_s: float) -> int:
-        task = super()._kernel(name, where, trips, waits, seconds_s)
-        self.drafts[task].xla_s = seconds_s
-        return task
 
     def _fence(self, draft: Draft) -> int:
         around = [-1, *(begun for begun, _ in self.opened)]

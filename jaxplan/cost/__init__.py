@@ -27,7 +27,7 @@ from .model import CostModel as CostModel
 from .narrowing import narrowed as narrowed
 from .parted import kernels_beside as kernels_beside
 from .pooling import place_bytes as place_bytes
-from .product_times import folded_operands as folded_operands
+from .product_times import is_folded as is_folded
 from .product_times import product_times as product_times
 from .scattered_sums import excess_bytes as excess_bytes
 from .scattered_sums import excess_seconds as excess_seconds

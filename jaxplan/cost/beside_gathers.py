@@ -217,6 +217,12 @@ class _OnTpu(Kernels):
     def _fold(self, value: int, turned: bool, source: Node) -> Node:
         return source
 
+    def _find_places(self, op: Op, node: Node) -> None:
+        """One kernel does it all."""
+
+    def _is_part(self, op: Op, value: int) -> bool:
+        return value in self.beside
+
     def _sum(self) -> None:
         """Each sum is sent by itself, where it is read."""
 

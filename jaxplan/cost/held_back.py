@@ -82,31 +82,28 @@ def held_back(
             steps += reshard_steps(values[value], row, graph.values[value].bytes, axes)
     scattered = [result_bytes(step, axes) for step in steps if step.kind == "reduce_scatter"]
     most = most_combined_bytes("reduce_scatter", "gpu")
-    beside = {op.index: None for op in last if not held.isdisjoint(op.results)}
+    beside = [op.index for op in last if not held.isdisjoint(op.results)]
     if not any(step.kind == "all_reduce" for step in steps) and not 0 < sum(scattered) <= most:
-        first = [index for index in beside if len(scattered) > 1][:1]
-        beside = dict.fromkeys(first)
-    return put_back(last, times, stored, needed, beside)
+        beside = beside[:1] if len(scattered) > 1 else []
+    return _put_back(last, times, stored, needed, {*beside})
 
 
-def put_back(
-    last: Sequence[Op], times: Sequence[int], stored: Sequence[bool], needed: Collection[int],
-    held: Mapping[int, int | None],
-) -> tuple[int, ...]:  # fmt: skip
-    """`times` with operations put off, and all with them that is no buffer and that they alone read.
+def _put_back(
+    last: Sequence[Op], times: Sequence[int], stored: Sequence[bool], needed: Collection[int], held: Collection[int]
+) -> tuple[int, ...]:
+    """`times` with operations put off until what they make is wanted, and all with them that is no buffer and that they
+    alone read.
 
     Args:
       needed: what the backward pass goes on with.
-      held: the operations, with until when; None: until what they make is wanted.
     """
     later = list(times)
     wanted: dict[int, int] = {}
     for op in reversed(last):
-        until = held.get(op.index)
-        if until is None and (op.index in held or not any(stored[v] or v in needed for v in op.results)):
+        if op.index in held or not any(stored[v] or v in needed for v in op.results):
             end = last[-1].index if op.index in held else 0  # the caller wants it
             until = min((wanted[v] for v in op.results if v in wanted), default=end)
-        later[op.index] = max(later[op.index], until or 0)
+            later[op.index] = max(later[op.index], until)
         for value in op.operands:
             wanted[value] = min(wanted.get(value, later[op.index]), later[op.index])
     return tuple(later)

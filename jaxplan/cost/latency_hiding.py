@@ -34,7 +34,7 @@ _ENDS = PRODUCTS | {"scatter-add"}
 """What the backward pass ends with."""
 
 
-class Fillers(NamedTuple):
+class Ending(NamedTuple):
     """When a GPU runs the end of a step, and what that has in memory meanwhile.
 
     Attributes:
@@ -51,7 +51,7 @@ class Fillers(NamedTuple):
     found: dict[int, int]
 
 
-def fillers(
+def ending_of(
     graph: Graph,
     axes: MeshAxes,
     last: Sequence[Op],
@@ -61,7 +61,7 @@ def fillers(
     seconds: Mapping[int, float],
     times: XlaTimes,
     run_at: Sequence[int] = (),
-) -> Fillers:
+) -> Ending:
     """See the module.
 
     Args:
@@ -85,7 +85,7 @@ class Kernels:
     ) -> None:  # fmt: skip
         self.graph, self.axes, self.stored, self.times = graph, axes, stored, times
         self.values, self.reads, self.seconds = values, reads, seconds
-        self.producers, self.behind, self.places = graph.producers(), graph.behind(), post_order(graph)
+        self.producers, self.behind = graph.producers(), graph.behind()
         scattered = [v for op in last if op.primitive == "scatter-add" for v in op.operands]
         self.held, self.needed = last_products(last, scattered)
         self.late = self.held | _late_sums(graph, last, self.needed)
@@ -157,17 +157,24 @@ class Kernels:
             return
         node = self.of_op[op.index] = Node(float(op.index), op.index, self._lasts(op), _distinct(parts))
         if op.primitive == POOLING:
-            images = self.made_of.get(op.operands[1], ())
-            places = Node(op.index - 0.15, seconds=node.seconds / 2, reads=_distinct(images))
-            node.seconds, node.reads = node.seconds / 2, _distinct([*node.reads, places])
-            self.others.append(places)
-            self.places_of[places] = op.index
+            self._find_places(op, node)
         for value in op.results:
             self.made_of[value] = (node,)
-            if value in self.beside or op.primitive == "conv_general_dilated":  # with what cuDNN works in
+            if self._is_part(op, value):
                 part = Node(op.index + 0.1, reads=[node], is_view=True)
                 self.others.append(part)
                 self.made_of[value] = (part,)
+
+    def _find_places(self, op: Op, node: Node) -> None:
+        """A max-pooling's, before its gradient goes there."""
+        places = Node(op.index - 0.15, seconds=node.seconds / 2, reads=_distinct(self.made_of.get(op.operands[1], ())))
+        node.seconds, node.reads = node.seconds / 2, _distinct([*node.reads, places])
+        self.others.append(places)
+        self.places_of[places] = op.index
+
+    def _is_part(self, op: Op, value: int) -> bool:
+        """Whether a value is one of several results: a convolution's comes with what cuDNN works in."""
+        return value in self.beside or op.primitive == "conv_general_dilated"
 
     def _steps(self, op: Op, place: int) -> tuple[Step, ...]:
         value = op.operands[place]
@@ -231,12 +238,13 @@ class Kernels:
                 if not self._leads(op) and (steps := self._steps(op, place)):
                     found.setdefault((value, self.reads[op.index, place].tobytes()), steps)
         alike: dict[tuple[object, ...], list[tuple[int, bytes]]] = {}
+        places = post_order(self.graph)
         for key, steps in found.items():
             alike.setdefault(tuple((step.kind, step.axes) for step in steps), []).append(key)
         for members in alike.values():
             together: list[tuple[int, bytes]] = []
             so_far = 0.0
-            for key in sorted(members, key=lambda key: self.places[self.producers[key[0]]]):
+            for key in sorted(members, key=lambda key: places[self.producers[key[0]]]):
                 first = found[key][0]
                 size = result_bytes(first, self.axes) if first.kind == "reduce_scatter" else first.bytes
                 if together and so_far + size > most_combined_bytes(first.kind, "gpu"):
@@ -273,17 +281,18 @@ class Kernels:
                     walk.append(_entered(before, met, above))
         return order
 
-    def found(self, order: Sequence[Node], put_off: Collection[int]) -> Fillers:
+    def found(self, order: Sequence[Node], put_off: Collection[int]) -> Ending:
         """When they run, where `order` goes from the first to the last; `put_off`: what runs when it is wanted."""
         products = (op.index for op in self.walked if op.primitive in PRODUCTS and op.index in self.chained)
         leading = {*products} - {*put_off}
         ops = [op for op in self.walked if op.index <= self.end]
-        apart = {op.index for op in ops if op.index in self.of_op and self._is_late(op)}.union(put_off)
-        run = RunOrder(self.graph, ops, leading, apart)
+        # what only the end wants, and no other kernel makes beside its own
+        last = {op.index for op in ops if op.index in self.of_op and not self.late.isdisjoint(op.results)}
+        run = RunOrder(self.graph, ops, leading, last.union(put_off))
         ran: dict[Node, int] = {}
         for node in order:
             ran[node] = len(run.order)
-            if node.op in leading or (0 <= node.op <= self.end and self._is_late(self.graph.ops[node.op])):
+            if node.op in leading or node.op in last:
                 run.put([node.op])
         run.put(op.index for op in ops)
         slots = sorted(run.order)
@@ -293,7 +302,7 @@ class Kernels:
         for op in self.walked:
             made = max((times.get(self.producers[v], 0) for v in op.operands), default=0)
             at = max(made, when.get(op.index, op.index))
-            if op.index in self.of_op and self._is_late(op) and is_written(op, self.stored):
+            if op.index in last and _is_written(op, self.stored):
                 late.update({op.index: at} if at > made + 1 else {})
                 at = made
             times[op.index] = at
@@ -305,7 +314,7 @@ class Kernels:
         for start, values in self.sums:
             makers = (self.producers[value] for value in values if self.producers[value] in self.of_op)
             until |= {maker: max(put_at(start), times[maker]) for maker in makers}
-        return Fillers(times, late, until, {op: put_at(node) for node, op in self.places_of.items()})
+        return Ending(times, late, until, {op: put_at(node) for node, op in self.places_of.items()})
 
     def _chained(self, last: Sequence[Op], wanted: Iterable[int]) -> set[int]:
         """Operations that the backward pass goes on with."""
@@ -317,12 +326,8 @@ class Kernels:
                 found.add(op.index)
         return found
 
-    def _is_late(self, op: Op) -> bool:
-        """Whether only the end wants what an operation makes, and no other kernel makes it beside its own."""
-        return op.index <= self.end and not self.late.isdisjoint(op.results)
 
-
-def is_written(op: Op, stored: Sequence[bool]) -> bool:
+def _is_written(op: Op, stored: Sequence[bool]) -> bool:
     """Whether a late sum's operand is no buffer: the kernel that has what it is made of writes it for the sum."""
     return op.primitive == "reduce_sum" and not stored[op.operands[0]]
 

@@ -40,12 +40,6 @@ def product_time(
     return times.product_s(sizes[0], sizes[1], sizes[2], sizes[3], operands.dtype, result.item_bytes)
 
 
-def folded_operands(graph: Graph) -> frozenset[tuple[int, int]]:
-    """Of products, as (operation, place): see `is_folded`."""
-    ops = (op for op in graph.ops if op.primitive == "dot_general")
-    return frozenset((op.index, place) for op in ops for place in (0, 1) if is_folded(graph, op, place))
-
-
 def is_folded(graph: Graph, op: Op, place: int) -> bool:
     """Whether a product reads an operand in other dimensions than it has: XLA's have one of a kind."""
     summed, batch = op.params["dimension_numbers"]

@@ -35,16 +35,15 @@ class RunOrder:
         self.ready: list[int] = []
         last = -1
         for op in ops:
-            before = {self.producers[v] for v in op.operands} & self.inside
             if op.index in leading:
                 last = op.index
             elif op.index not in apart:
-                before |= {last} - {-1}
+                before = {last, *(self.producers[v] for v in op.operands)} & self.inside
                 self.missing[op.index] = len(before)
+                for one in before:
+                    self.readers[one].append(op.index)
                 if not before:
                     heapq.heappush(self.ready, op.index)
-            for one in before if op.index in self.missing else ():
-                self.readers[one].append(op.index)
         self._drain()
 
     def put(self, ops: Iterable[int]) -> None:

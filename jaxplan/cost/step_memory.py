@@ -42,7 +42,7 @@ from .invariants import Invariant
 from .kept_erfcs import kept_erfcs
 from .kept_scores import kept_scores
 from .kept_tanhs import kept_tanhs
-from .latency_hiding import Fillers, fillers
+from .latency_hiding import Ending, ending_of
 from .memory import MemoryProfile, simulate_memory
 from .merged_products import kept_slices
 from .model import CostModel
@@ -94,7 +94,7 @@ def step_memory(
     if model.profile.kind == "tpu" and not model.profile.late_stacks:
         crossing = crossing.stacked_as_made
     times, stored = crossing.times, crossing.stored
-    filled: Fillers | None = None
+    ending: Ending | None = None
     behind: Behind | None = None
     gathering: Mapping[int, int] = {}
     updated: Mapping[int, int] = {}
@@ -102,8 +102,8 @@ def step_memory(
     if (scheduled_by := xla_times(model.profile)) is not None:
         last = behind_loops(graph)
         if seconds is not None:
-            filled = fillers(graph, axes, last, stored, values, reads, seconds, scheduled_by, times)
-            times = tuple(filled.times.get(index, at) for index, at in enumerate(times))
+            ending = ending_of(graph, axes, last, stored, values, reads, seconds, scheduled_by, times)
+            times = tuple(ending.times.get(index, at) for index, at in enumerate(times))
         else:
             times = held_back(graph, axes, stored, times, values, reads, outputs)
     lists: Sequence[ListCopy] = ()
@@ -140,8 +140,8 @@ def step_memory(
     for op, size in (item for sizes in beside_products for item in sizes.items()):
         scratch[op] = scratch.get(op, 0) + size
     beside = [*(moved.copies if moved else ()), *_handed_over(graph, axes, crossing.invariants, values)]
-    filled_at = earlier(crossing.fills, crossing.producers, filled.found) if filled else crossing.fills
-    beside += places_of_poolings(graph, axes, times, reads, model.profile, filled.found if filled else {})
+    found_at = ending.found if ending else {}
+    beside += places_of_poolings(graph, axes, times, reads, model.profile, found_at)
     beside += turned_updates(graph, axes, crossing.updates, times, values, reads)
     late: dict[int, int] = {}
     halved: Collection[int] = ()
@@ -171,8 +171,8 @@ def step_memory(
             beside += [(one.start, one.stop, written), (one.until, one.until + 1, own)]
         in_rows, late = written_in_rows(graph, axes, crossing.row_sums, times, needed, reads, values)
         beside += in_rows
-        if filled is not None:
-            beside += _awaiting(graph, axes, filled, times, values, reads)
+        if ending is not None:
+            beside += _awaiting(graph, axes, ending, times, values, reads)
         elif sum(times[op.index] != crossing.times[op.index] for op in graph.ops if op.primitive in PRODUCTS) <= 1:
             beside += combined_sums(graph, axes, crossing.times, values, reads)
     if model.profile.kind == "tpu":
@@ -221,7 +221,8 @@ def step_memory(
             converted.append(Converted(start, end, size, graph.ops[gather].operands[0]))
     found = simulate_memory(
         graph, axes, stored, kinds, values, reads,
-        inside=crossing.inside, second_stacks=crossing.second_stacks, fills=filled_at, times=times,
+        inside=crossing.inside, second_stacks=crossing.second_stacks,
+        fills=earlier(crossing.fills, crossing.producers, found_at), times=times,
         op_scratch=scratch,
         images=crossing.images, lookups=crossing.lookups, rows=crossing.rows, over=crossing.over,
         waited=waited, outputs=outputs,
@@ -231,7 +232,7 @@ def step_memory(
         beside=beside, back_and_forth=settled, late=late, halved=halved, listed=given_up,
         result_tables=model.profile.result_tables or 0.0,
     )  # fmt: skip
-    found = replace(found, times=tuple(times) if filled else ())
+    found = replace(found, times=tuple(times) if ending else ())
     room = model.profile.usable_bytes
     most = max(0 if behind is None else len(behind.ops), len(gathering), len(updated))
     if not most or most_behind is not None or found.peak_bytes <= room:
@@ -247,16 +248,16 @@ def step_memory(
 
 
 def _awaiting(
-    graph: Graph, axes: MeshAxes, filled: Fillers, times: Sequence[int],
+    graph: Graph, axes: MeshAxes, ending: Ending, times: Sequence[int],
     values: Mapping[int, np.ndarray], reads: Mapping[tuple[int, int], np.ndarray],
 ) -> Iterator[tuple[int, int, int]]:  # fmt: skip
     """(start, stop, bytes) of gradients whose sum over devices starts later, and of what is written for late sums."""
-    for index, at in sorted(filled.late.items()):
+    for index, at in sorted(ending.late.items()):
         if (row := reads.get((index, 0))) is not None:
             summed = graph.values[graph.ops[index].operands[0]]
             yield times[index], at + 1, int(device_bytes(summed, row[None], axes, "gpu")[0])
-    for index, until in filled.until.items():
-        made = max(times[index], filled.late.get(index, 0)) + 1
+    for index, until in ending.until.items():
+        made = max(times[index], ending.late.get(index, 0)) + 1
         for value in graph.ops[index].results:
             if made < until and (row := values.get(value)) is not None:
                 yield made, until, int(device_bytes(graph.values[value], row[None], axes, "gpu")[0])

@@ -13,7 +13,7 @@ import pytest
 import jaxplan
 from jaxplan.cost import traffic
 from jaxplan.cost.held_back import behind_loops
-from jaxplan.cost.latency_hiding import Fillers, fillers
+from jaxplan.cost.latency_hiding import Ending, ending_of
 from jaxplan.hardware import load_profile, xla_times
 from jaxplan.ir import Graph, trace
 from jaxplan.lowering import compiled_memory
@@ -64,7 +64,7 @@ def gradients(graph: Graph) -> list[int]:
     ]
 
 
-def found(graph: Graph, gathered: bool, whole: bool = False) -> Fillers:
+def found(graph: Graph, gathered: bool, whole: bool = False) -> Ending:
     """With rows cut over the devices; weights are cut too and gathered for every block, or whole on all of them."""
     summed = {graph.ops[i].results[0] for i in gradients(graph)}
 
@@ -89,7 +89,7 @@ def found(graph: Graph, gathered: bool, whole: bool = False) -> Fillers:
     times = xla_times(load_profile("h100"))
     assert times is not None
     seconds = {op.index: SECONDS for op in graph.ops}
-    return fillers(graph, AXES, behind_loops(graph), stored, values, reads, seconds, times)
+    return ending_of(graph, AXES, behind_loops(graph), stored, values, reads, seconds, times)
 
 
 def entries(graph: Graph) -> list[int]:
