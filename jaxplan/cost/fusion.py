@@ -125,8 +125,8 @@ class _Kernels:
         self.written = written_in_loops(graph, self.stored)
 
     def _open(self, op: Op) -> bool:
-        """Whether what reads `op` may join its kernel, as it does with contractions of XLA for TPU."""
-        return self.platform == "tpu" and self.rules[op.index].matmul
+        """Whether what reads `op` may join its kernel, as it does with contractions of XLA for TPU but ragged ones."""
+        return self.platform == "tpu" and self.rules[op.index].matmul and op.primitive != "ragged_dot_general"
 
     def _here(self, value: int, op: Op) -> bool:
         """Whether `value` is made in the loop body that `op` stands in; else it is in memory before the body starts."""

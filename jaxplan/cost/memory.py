@@ -344,13 +344,16 @@ def _copies(
     own: dict[int, list[int]] = defaultdict(list)
     ops = graph.ops
     for (op, position), row in reads.items():
-        value = ops[op].operands[position]
+        value, start = ops[op].operands[position], when[op]
         made = values.get(value)
         if made is row or made is None or not reshard_steps(made, row, graph.values[value].bytes, axes):
-            own[value].append(needed[op])
-            continue
+            cut_before = ops[op].primitive == "ragged_dot_general" and when[op] > op  # see `chained_products`
+            if made is row or made is None or not cut_before or np.array_equal(made, row):
+                own[value].append(needed[op])
+                continue
+            start = op
         loop = around[op][-1] if around[op] else (0, len(graph.ops))
-        start, stop = when[op], needed[op]
+        stop = needed[op]
         if value in awaited and UNREDUCED in made:
             start = max(start, awaited[value] - 1)
             stop = max(stop, start + 1)
@@ -363,10 +366,9 @@ def _copies(
         )
         key = (alike.get(value, value), row.tobytes(), loop, behind[op])
         taken.setdefault(key, []).append((op, position))
-        size = local(value, np.full_like(row, NONE) if whole else row, graph.taken(value, taken[key]))
-        if graph.values[value].narrowed or graph.narrow_reads.issuperset(taken[key]):
-            summed = any(ops[reader].primitive == "reduce_sum" for reader, _ in taken[key])
-            size *= 1 + (summed or UNREDUCED in made)  # sums, and what is exchanged for them, lie in their own type
+        size = local(value, np.full_like(row, NONE) if whole else row, tensor := graph.taken(value, taken[key]))
+        if tensor.narrowed:
+            size *= 1 + (UNREDUCED in made)  # what is exchanged for sums lies in their own type
         before = copies.get(key, (start, stop, size))
         copies[key] = (min(before[0], start), max(before[1], stop), max(before[2], size))
         own[value].append(copies[key][0] + 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from .carries import added_in_place
+from .chained_products import chained
 from .late_products import late_products
 from .residency import Flow, run_times
 from .siblings import beside_sums
@@ -29,4 +30,6 @@ def run_at(
     found = list(run_times(flow, stored))
     for op, made in added_in_place(flow, stored).items():
         found[op] = found[made]
+    for op, last in chained(flow):
+        found[op] = max(found[op], last)
     return tuple(found)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -76,6 +76,10 @@ class Value:
     def narrow(self) -> Value:
         """The same held in bf16, see `cost.narrowed`."""
         return self if self.narrowed else replace(self, dtype="bfloat16", item_bytes=2.0, narrowed=True)
+
+    def wide(self) -> Value:
+        """What is held in bf16 in the type that the program has it in."""
+        return replace(self, dtype="float32", item_bytes=4.0, narrowed=False) if self.narrowed else self
 
     def as_sent(self, kind: str) -> float:
         """How many times its bytes a collective of this kind takes: sums of what is `narrowed` are of f32."""
@@ -182,9 +186,12 @@ class Graph:
         if len(self.inputs) != len(self.input_paths):
             raise TraceError(f"{len(self.inputs)} inputs but {len(self.input_paths)} paths")
 
-    def taken(self, value: int, reads: Iterable[tuple[int, int]]) -> Value:
-        """A value as these (operation, operand position) pairs take it together: rounded where all of them round."""
+    def taken(self, value: int, reads: Collection[tuple[int, int]]) -> Value:
+        """A value as these (operation, operand position) pairs take it together, out of one copy: rounded where all of
+        them round, in f32 for a sum, which no product's kernel makes of a copy."""
         tensor = self.values[value]
+        if tensor.narrowed and any(self.ops[op].primitive == "reduce_sum" for op, _ in reads):
+            return tensor.wide()
         if tensor.narrowed or not self.narrow_reads.issuperset(reads):
             return tensor
         if value not in self._narrow:

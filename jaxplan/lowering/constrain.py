@@ -10,6 +10,7 @@ from ..ir import LOOP_EDGES, SUMS, Graph, Op, Site
 from ..plans import Constraint
 from ..sharding import NONE, UNREDUCED, Layout, is_cut_locally, reshard_path, runs_locally, sums_locally
 from .axis_orders import Orders
+from .broadcasts import ANEW, broadcast_anew
 from .in_loops import behind_barriers
 from .kernels import LOCAL
 from .outer_products import multiplied
@@ -118,6 +119,10 @@ def planned_constraints(
                 op = graph.ops[producer]
                 pin(Site((), "leave", -1, position), layout, value, op.source, op.primitive, "reshard")
     written = [*_local_specs(graph, values, reads, orders), *_held_layouts(graph, values, reads, orders, held)]
+    for index, position in broadcast_anew(graph, values, reads):
+        op, shape = graph.ops[index], graph.values[graph.ops[index].operands[position]].shape
+        there = orders.layout("read", index, position, finished(reads[index, position]), len(shape))
+        written += _constraint(op, op.sites[position], there, shape, ANEW)
     return (*pins.values(), *written)
 
 

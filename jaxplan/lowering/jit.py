@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from ..ir import HOST_KIND, Graph, Site, Traced, on_host, shape_as
 from ..plans import Constraint
 from ..sharding import Layout
+from .broadcasts import ANEW
 from .kernels import local_layouts
 from .pending import HELD, finished
 from .repeats import Short
@@ -86,8 +87,9 @@ def _replay(traced: Traced, constraints: Sequence[Constraint], mesh: Any, alike:
         pins[site] = (sharding, *pins.get(site, ()))
     stated = own_constraints(traced.graph, mesh)
     return Replay(
-        pins, scopes_of(traced.graph), stated, mesh, local_layouts(constraints), held, alike=alike
-    )
+        pins, scopes_of(traced.graph), stated, mesh, local_layouts(constraints), held,
+        broadcast=[c.site for c in constraints if c.why == ANEW], alike=alike,
+    )  # fmt: skip
 
 
 def _put(graph: Graph, mesh: Any) -> Iterator[tuple[Site, NamedSharding]]:

@@ -13,6 +13,7 @@ from .._jax import Literal, as_closed, equation_context, opened, scan_signature
 from ..ir import HOST_KIND, Site, call_of, on_host, shape_as, spaces_named
 from ..sharding import Layout, runs_locally
 from .ahead import Ahead, ahead_of_loops
+from .broadcasts import Broadcasts
 from .complex_sums import of_two_parts
 from .kernels import opaque, run_locally
 from .listing import KEPT_CALLS, seen_through
@@ -47,6 +48,7 @@ class Replay:
         One that isn't here is left out.
       mesh, layouts: for operations that run in a `shard_map` of their own, see `kernels`.
       held: the layouts of sums that stay in parts through a loop, see `pending`.
+      broadcast: operands that are broadcast anew for their readers, see `broadcasts`.
       alike: what is made is only asked how it lies, and around these equations, (frame, position), nothing is
         decided to move.  Arithmetic with a number is written with one operand then, which lies, and is moved, the same
         (a third of a network's operations make numbers and broadcast them), or left out, see `taken_as_it_lies`.
@@ -61,12 +63,14 @@ class Replay:
         layouts: Mapping[Site, Layout],
         held: Mapping[Site, Layout],
         *,
+        broadcast: Collection[Site] = (),
         alike: Collection[tuple[tuple[int, ...], int]] | None = None,
     ) -> None:
         self._pins = pins
+        self._anew, self._broadcasts = frozenset(broadcast), Broadcasts()
         self._alike = alike
         # few equations have any: the others are not asked for each of their operands and results, or are left out
-        self._pinned_at = {(site.frame, site.equation) for site in (*pins, *held, *layouts)}
+        self._pinned_at = {(site.frame, site.equation) for site in (*pins, *held, *layouts, *broadcast)}
         self._held = held
         self._scopes = scopes
         self._constraints = constraints
@@ -98,7 +102,10 @@ class Replay:
                 self._finish(jaxpr, waiting[position], env, operands, frame)
             with equation_context(eqn, scope):
                 results = self._equation(eqn, position, operands, frame, scope, pinned)
-            env.update(zip(eqn.outvars, self._pin_results(eqn, position, results, frame, pinned), strict=True))
+            results = self._pin_results(eqn, position, results, frame, pinned)
+            if self._anew:
+                self._broadcasts.note(eqn, operands, results)
+            env.update(zip(eqn.outvars, results, strict=True))
         leaving = map(read, jaxpr.outvars)
         return [self._pin(Site(frame, "leave", -1, i), value, None, pinned) for i, value in enumerate(leaving)]
 
@@ -162,7 +169,10 @@ class Replay:
         for i, value in enumerate(values):
             if isinstance(value, Held) and not self._takes_parts(eqn, position, frame):
                 value = self._summed(value, eqn, scope, pinned, Site(frame, "operand", position, i))
-            read = self._pin(Site(frame, "operand", position, i), value, eqn, pinned) if there else value
+            site = Site(frame, "operand", position, i)
+            if there and site in self._anew:
+                value = self._broadcasts.anew(value, eqn)
+            read = self._pin(site, value, eqn, pinned) if there else value
             apart = sliced and (read is not value or (id(value), None) in pinned)
             operands.append(jax.lax.optimization_barrier(read) if apart else read)
         return operands

@@ -56,8 +56,8 @@ class Constraint:
       site: where in the nested jaxpr; layout: what is pinned; source: the user's line; primitive: the
       operation whose operand or result it is; why: "reshard" (planned communication), "sum" (a pending sum is
       finished here), "propagation" (the partitioner would have chosen otherwise by itself), "local" (a spec of the
-      `shard_map` that a kernel runs in; `layout` then holds its pending sums, finished inside) or "held" (of a sum that
-      stays in parts, or what makes it).
+      `shard_map` that a kernel runs in; `layout` then holds its pending sums, finished inside), "held" (of a sum that
+      stays in parts, or what makes it) or "broadcast" (of what is broadcast for this operation alone).
     """
 
     site: Site
@@ -69,8 +69,8 @@ class Constraint:
 
     @property
     def is_pin(self) -> bool:
-        """Whether it is a `with_sharding_constraint`; else it says what is computed, a kernel or the parts of a sum."""
-        return self.why not in ("local", "held")
+        """Whether it is a `with_sharding_constraint`; else it says what is computed: a kernel, parts, a broadcast."""
+        return self.why not in ("local", "held", "broadcast")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,89 @@
+"""Broadcasts that are read in several layouts, made anew for all but one of these.
+
+A broadcast costs nothing wherever it is read, so each reader has it as it lies best for that one.  XLA merges those of
+one operand before Shardy looks at the program, as it does all that is equal: there is one, in one layout, which
+propagation takes on to the readers of the others (the degrees of a graph's nodes, by which sums are divided forward and
+backward, cut by eight devices and by four: the backward division was cut by eight, and what two pieces of edges are
+gathered from it exchanged, 5 GB; v5p, jax 0.10.2, 2026-11-29), or which is gathered for them (the mask of rows that are
+in range, `bool[131072, 1024]`).  An operand behind a barrier of its own makes another broadcast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..ir import Graph, Op
+from ..sharding import ELEMENTWISE, NONE, UNREDUCED
+
+ANEW = "broadcast"
+"""`Constraint.why` of an operand that is broadcast anew for its reader."""
+
+
+def broadcast_anew(
+    graph: Graph, values: Mapping[int, np.ndarray], reads: Mapping[tuple[int, int], np.ndarray]
+) -> Iterator[tuple[int, int]]:
+    """(operation, operand) of those that read a broadcast otherwise than most that read it.
+
+    Args:
+      values, reads: the layout row of every value where it is made, and of every operand as it is read.
+    """
+    around, producers = graph.loops_around(), graph.producers()
+    alike: dict[tuple[object, ...], dict[bytes, list[tuple[int, int]]]] = {}
+    for op in graph.ops:
+        for position in range(len(op.operands)):
+            if (op.index, position) in reads:
+                of, row = _of(graph, values, reads, producers, op, position)
+                if row is not None:
+                    layout = np.where(row == UNREDUCED, NONE, row).tobytes()
+                    layouts = alike.setdefault((*of, *around[op.index][-1:]), {})
+                    layouts.setdefault(layout, []).append((op.index, position))
+    for layouts in alike.values():
+        most = max(layouts.values(), key=len)
+        for readers in layouts.values():
+            yield from readers if readers is not most else ()
+
+
+def _of(
+    graph: Graph,
+    values: Mapping[int, np.ndarray],
+    reads: Mapping[tuple[int, int], np.ndarray],
+    producers: Sequence[int],
+    op: Op,
+    position: int,
+) -> tuple[tuple[object, ...], np.ndarray | None]:
+    """What tells apart the broadcast that `op` reads, one of an operation's or its own, and its layout; None of none.
+
+    Of a number it is none: Shardy itself has a number's broadcast once for each reader.
+    """
+    value = op.operands[position]
+    shape, made = graph.values[value].shape, producers[value]
+    if made >= 0 and value not in values and graph.ops[made].primitive == "broadcast_in_dim":
+        if graph.values[operand := graph.ops[made].operands[0]].shape:
+            return (operand, graph.ops[made].params["broadcast_dimensions"], shape), reads[op.index, position]
+    if op.primitive in ELEMENTWISE and shape and shape != (whole := graph.values[op.results[0]].shape):
+        same = [i for i, v in enumerate(op.operands) if graph.values[v].shape == whole]
+        return (value, whole), next((reads[op.index, i] for i in same if (op.index, i) in reads), None)
+    return (), None
+
+
+class Broadcasts:
+    """Makes anew, of a step that is replayed, what was broadcast; tracers are told apart by identity, and kept."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[Any, Any, Any]] = {}
+
+    def note(self, eqn: Any, operands: Sequence[Any], results: Sequence[Any]) -> None:
+        """Remember what a broadcast is made of."""
+        if eqn.primitive.name == "broadcast_in_dim" and len(operands) == 1 and operands[0].ndim:
+            self._made[id(results[0])] = (results[0], operands[0], eqn)
+
+    def anew(self, value: Any, eqn: Any) -> Any:
+        """`value` as another broadcast, for its reader; as it is where it isn't known to be one."""
+        if id(value) in self._made:
+            _, operand, made = self._made[id(value)]
+            return made.primitive.bind(jax.lax.optimization_barrier(operand), **made.params)
+        return jax.lax.optimization_barrier(value) if value.size < eqn.outvars[0].aval.size else value
