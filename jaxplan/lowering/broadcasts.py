@@ -10,14 +10,17 @@ in range, `bool[131072, 1024]`).  An operand behind a barrier of its own makes a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax.lax import GatherScatterMode
 
-from ..ir import Graph, Op
+from ..ir import VIEWS, Graph, Op
 from ..sharding import ELEMENTWISE, NONE, UNREDUCED
+
+_CHEAP = ELEMENTWISE | VIEWS | {"broadcast_in_dim", "iota"}
 
 ANEW = "broadcast"
 """`Constraint.why` of an operand that is broadcast anew for its reader."""
@@ -31,12 +34,12 @@ def broadcast_anew(
     Args:
       values, reads: the layout row of every value where it is made, and of every operand as it is read.
     """
-    around, producers = graph.loops_around(), graph.producers()
+    around, numbers = graph.loops_around(), _Numbers(graph)
     alike: dict[tuple[object, ...], dict[bytes, list[tuple[int, int]]]] = {}
     for op in graph.ops:
         for position in range(len(op.operands)):
             if (op.index, position) in reads:
-                of, row = _of(graph, values, reads, producers, op, position)
+                of, row = _of(graph, values, reads, numbers, op, position)
                 if row is not None:
                     layout = np.where(row == UNREDUCED, NONE, row).tobytes()
                     layouts = alike.setdefault((*of, *around[op.index][-1:]), {})
@@ -51,23 +54,61 @@ def _of(
     graph: Graph,
     values: Mapping[int, np.ndarray],
     reads: Mapping[tuple[int, int], np.ndarray],
-    producers: Sequence[int],
+    numbers: _Numbers,
     op: Op,
     position: int,
 ) -> tuple[tuple[object, ...], np.ndarray | None]:
     """What tells apart the broadcast that `op` reads, one of an operation's or its own, and its layout; None of none.
 
-    Of a number it is none: Shardy itself has a number's broadcast once for each reader.
+    Of a number it is none: Shardy itself has a number's broadcast once for each reader.  Of indices it is the mask of
+    those that are in range.
     """
     value = op.operands[position]
-    shape, made = graph.values[value].shape, producers[value]
+    shape, made = graph.values[value].shape, numbers.producers[value]
     if made >= 0 and value not in values and graph.ops[made].primitive == "broadcast_in_dim":
-        if graph.values[operand := graph.ops[made].operands[0]].shape:
-            return (operand, graph.ops[made].params["broadcast_dimensions"], shape), reads[op.index, position]
+        if graph.values[graph.ops[made].operands[0]].shape:
+            return (numbers.of(value),), reads[op.index, position]
+    if op.primitive == "gather" and position == 1 and op.params["mode"] == GatherScatterMode.FILL_OR_DROP:
+        rows = graph.values[op.operands[0]].shape, graph.values[op.results[0]].shape
+        return (numbers.of(value), *rows, str(op.params["dimension_numbers"])), values.get(op.results[0])
     if op.primitive in ELEMENTWISE and shape and shape != (whole := graph.values[op.results[0]].shape):
         same = [i for i, v in enumerate(op.operands) if graph.values[v].shape == whole]
-        return (value, whole), next((reads[op.index, i] for i in same if (op.index, i) in reads), None)
+        return (numbers.of(value), whole), next((reads[op.index, i] for i in same if (op.index, i) in reads), None)
     return (), None
+
+
+class _Numbers:
+    """Numbers that are equal where XLA merges what makes two values: cheap operations of the same values."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph, self.producers = graph, graph.producers()
+        self._behind = graph.behind()
+        self._known: dict[int, int] = {}
+        self._first: dict[Hashable, int] = {}
+
+    def of(self, value: int) -> int:
+        """The number of a value: that of the first that is equal."""
+        waiting = [value]
+        while waiting:
+            one = waiting[-1]
+            maker = self._graph.ops[self.producers[one]] if self.producers[one] >= 0 else None
+            before = [] if maker is None or maker.primitive not in _CHEAP else maker.operands
+            if one in self._known or not (unknown := [v for v in before if v not in self._known]):
+                waiting.pop()
+                self._known.setdefault(one, self._number(one, maker if before else None))
+            else:
+                waiting += unknown
+        return self._known[value]
+
+    def _number(self, value: int, maker: Op | None) -> int:
+        tensor = self._graph.values[value]
+        if maker is None:
+            key: Hashable = value if tensor.number is None else (tensor.dtype, tensor.shape, tensor.number)
+        else:
+            read = tuple(self._known[v] for v in maker.operands)
+            said = tuple(sorted((name, str(of)) for name, of in maker.params.items()))
+            key = maker.primitive, tensor.shape, tensor.dtype, said, read, self._behind[maker.index]
+        return self._first.setdefault(key, value)
 
 
 class Broadcasts:
