@@ -195,15 +195,19 @@ def moved_pixels(
     wider = {
         op.index: widened(graph.values[op.operands[0]], row, axes, images[op.operands[0]])
         for op in convolutions
-        if _of_weights(op, images) and (row := reads.get((op.index, 0))) is not None
+        if _of_weights(op, images) and not _stays(graph, op) and (row := reads.get((op.index, 0))) is not None
     }
     waiting = [op for op in reversed(convolutions) if wider.get(op.index, 1.0) > 1]
     if not waiting:
         return None
     later, kept, producers = list(times), list(stored), graph.producers()
-    last, copies = max(times[op.index] for op in convolutions), []
+    around, copies = graph.loops_around(), list[tuple[int, int, int]]()
+    last: dict[tuple[tuple[int, int], ...], int] = {}
+    for op in convolutions:
+        last[around[op.index]] = max(last.get(around[op.index], 0), times[op.index])
     for place, op in enumerate(waiting):
-        later[op.index] = max(later[op.index], min(last + place, len(graph.ops) - 1))
+        end = around[op.index][-1][1] if around[op.index] else len(graph.ops)
+        later[op.index] = max(later[op.index], min(last[around[op.index]] + place, end - 1))
     for op in graph.ops:
         made = [later[producers[v]] for v in op.operands if producers[v] >= 0]
         later[op.index] = max([later[op.index], *made])
@@ -290,6 +294,13 @@ def _bytes(graph: Graph, axes: MeshAxes, value: int, row: np.ndarray, lanes: Lan
     pieces[0, lanes[0]] *= _PIECES
     waste = float(padding(pieces, item_bytes)[0, lanes[0], lanes[1]])
     return math.ceil(wider * min(whole, elements * waste * item_bytes))
+
+
+def _stays(graph: Graph, op: Op) -> bool:
+    """Whether XLA leaves the pixels of a weight's gradient where they are: of windows that lie side by side (a video
+    transformer's pieces), and of each channel by itself (a convolution in time of a recurrent block)."""
+    columns = graph.values[op.results[0]].shape[op.params["dimension_numbers"].out_spec[-1]]
+    return op.params["batch_group_count"] > 1 or bool(op.params["rhs_dilation"][-1] >= columns > 1)
 
 
 def _of_weights(op: Op, images: Mapping[int, Lanes]) -> bool:
