@@ -54,6 +54,11 @@ def tied_tables(graph: Graph) -> Iterator[Tied]:
                     yield Tied(product, scatter, (*other, *own, (op.index, place)))
 
 
+def _rounded(graph: Graph, one: Tied) -> bool:
+    """Whether the gradients are added in another type than they are made in: each is summed over devices before."""
+    return any(graph.ops[op].primitive == "convert_element_type" for op, _ in one.read)
+
+
 def after_lookups(
     graph: Graph,
     found: Sequence[Tied],
@@ -75,6 +80,6 @@ def after_lookups(
     until = {
         one.product: max(times[one.scatter], times[one.product])
         for one in found
-        if all(map(as_made, one.read)) and UNREDUCED not in reads[one.read[-1]]
+        if all(map(as_made, one.read)) and (UNREDUCED not in reads[one.read[-1]] or not _rounded(graph, one))
     }
     return run_later(behind_loops(graph), times, until) if until else tuple(times)
