@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import AbstractMesh
 
 import jaxplan
-from jaxplan.cost.few_images import widened
+from jaxplan.cost.few_images import moved_pixels, widened
 from jaxplan.cost.images import image_lanes
 from jaxplan.ir import trace
 from jaxplan.sharding import graph_rules
@@ -116,3 +116,44 @@ def test_images_of_few_channels_lie_with_their_pieces_in_lanes() -> None:
     arguments = [jax.ShapeDtypeStruct(*one) for one in shapes]
     plan = jaxplan.auto_shard(jax.grad(loss), AbstractMesh((1,), ("data",)), hardware="tpu-v5e").plan(*arguments)
     assert plan.cost.peak_bytes < 512 * 66 * 7 * 4 * 128 * 2 * 2
+
+
+@pytest.mark.parametrize(("strides", "kernel", "groups", "stays"), [
+    (16, (16, 16, 3, 64), 1, True), (1, (3, 3, 32, 32), 1, False), (1, (3, 3, 1, 32), 32, True),
+])  # fmt: skip
+def test_pixels_stay_for_gradients_of_patches_and_of_single_channels(
+    strides: int, kernel: tuple[int, ...], groups: int, stays: bool
+) -> None:
+    """A video transformer's step, four videos a device, was planned at +59 % of what v5e takes, a recurrent network
+    with convolutions in time at +94 % (jax 0.10.2, 2026-11-29)."""
+
+    def loss(w: Any, x: Any) -> Any:
+        made = jax.lax.conv_general_dilated(
+            jnp.sin(x), w, (strides,) * 2, "SAME", dimension_numbers=_NUMBERS, feature_group_count=groups
+        )
+        return jnp.mean(jnp.sin(made).astype(jnp.float32))
+
+    shapes = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in (kernel, (4, 128, 128, kernel[2] * groups))]
+    graph = trace(jax.grad(loss), shapes, {}).graph
+    lanes = image_lanes(graph, graph_rules(graph))
+    whole = {(op.index, p): np.full(1, -1, np.int8) for op in graph.ops for p in range(len(op.operands))}
+    stored, times = [True] * len(graph.values), range(len(graph.ops))
+    moved = moved_pixels(graph, (("data", 1),), lanes, stored, times, whole)
+    assert (moved is None) is stays
+
+
+def test_gradients_wait_within_their_loop() -> None:
+    """Not for convolutions behind it."""
+
+    def loss(weights: Any, x: Any) -> Any:
+        y, _ = jax.lax.scan(lambda y, w: (jnp.sin(convolve(y, w)), None), x, weights)
+        return jnp.mean(jnp.sin(convolve(y, weights[0])).astype(jnp.float32))
+
+    shapes = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((3, 3, 3, 32, 32), (4, 128, 128, 32))]
+    graph = trace(jax.grad(loss), shapes, {}).graph
+    lanes = image_lanes(graph, graph_rules(graph))
+    whole = {(op.index, p): np.full(1, -1, np.int8) for op in graph.ops for p in range(len(op.operands))}
+    moved = moved_pixels(graph, (("data", 1),), lanes, [True] * len(graph.values), range(len(graph.ops)), whole)
+    assert moved is not None
+    for loop in graph.loops:
+        assert all(loop.start <= moved.times[op] < loop.stop for op in range(loop.start, loop.stop))
