@@ -145,7 +145,7 @@ def simulate_memory(
     argument = {o: i for i, o in graph.aliases}
     for position, value in enumerate(graph.outputs):
         came = argument.get(position)
-        if value not in values and came not in graph.donated:
+        if (value not in values or value in inputs) and came not in graph.donated:  # what is handed through is copied
             row = (outputs or {}).get(position) if came is None else values[graph.inputs[came]]
             if row is not None:
                 ledger.add("results", 0, whole, local(value, row), given=True)
