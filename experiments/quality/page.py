@@ -22,6 +22,9 @@ OWN, BY_HAND = "jaxplan", " by hand"
 _ORDERED = 4
 """Plans of one case from which on their order says something."""
 
+_WITHOUT_SCRATCH = "2026-11-24"
+"""Since when plans have none of sums over devices."""
+
 _RIVALS = 3
 """Templates of one case from which on the best of them is a rival."""
 Row = dict[str, Any]
@@ -66,7 +69,7 @@ def _same_case(row: Row, own: Row) -> bool:
 def memory_ratio(row: Row) -> float:
     """Predicted over compiled peak, without the scratch of sums that plans once counted and programs do not have."""
     said = row["predicted"]["peak_bytes"]
-    if not row["whole"]:
+    if not row["whole"] and row.get("predicted_on", row["date"]) < _WITHOUT_SCRATCH:
         said -= row["predicted"]["peak_parts"].get("scratch", 0)
     return float(said / row["compiled"]["peak_bytes"])
 
