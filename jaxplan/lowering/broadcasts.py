@@ -20,7 +20,7 @@ from jax.lax import GatherScatterMode
 from ..ir import VIEWS, Graph, Op
 from ..sharding import ELEMENTWISE, NONE, UNREDUCED
 
-_CHEAP = ELEMENTWISE | VIEWS | {"broadcast_in_dim", "iota"}
+_CHEAP = ELEMENTWISE | VIEWS | {"broadcast_in_dim"}
 
 ANEW = "broadcast"
 """`Constraint.why` of an operand that is broadcast anew for its reader."""
@@ -107,7 +107,7 @@ class _Numbers:
         else:
             read = tuple(self._known[v] for v in maker.operands)
             said = tuple(sorted((name, str(of)) for name, of in maker.params.items()))
-            key = maker.primitive, tensor.shape, tensor.dtype, said, read, self._behind[maker.index]
+            key = maker.primitive, maker.results.index(value), said, read, self._behind[maker.index]
         return self._first.setdefault(key, value)
 
 

@@ -48,7 +48,7 @@ class Replay:
         One that isn't here is left out.
       mesh, layouts: for operations that run in a `shard_map` of their own, see `kernels`.
       held: the layouts of sums that stay in parts through a loop, see `pending`.
-      broadcast: operands that are broadcast anew for their readers, see `broadcasts`.
+      broadcast: the pinned operands that are broadcast anew for their readers, see `broadcasts`.
       alike: what is made is only asked how it lies, and around these equations, (frame, position), nothing is
         decided to move.  Arithmetic with a number is written with one operand then, which lies, and is moved, the same
         (a third of a network's operations make numbers and broadcast them), or left out, see `taken_as_it_lies`.
@@ -70,7 +70,7 @@ class Replay:
         self._anew, self._broadcasts = frozenset(broadcast), Broadcasts()
         self._alike = alike
         # few equations have any: the others are not asked for each of their operands and results, or are left out
-        self._pinned_at = {(site.frame, site.equation) for site in (*pins, *held, *layouts, *broadcast)}
+        self._pinned_at = {(site.frame, site.equation) for site in (*pins, *held, *layouts)}
         self._held = held
         self._scopes = scopes
         self._constraints = constraints
