@@ -77,10 +77,6 @@ class Value:
         """The same held in bf16, see `cost.narrowed`."""
         return self if self.narrowed else replace(self, dtype="bfloat16", item_bytes=2.0, narrowed=True)
 
-    def wide(self) -> Value:
-        """What is held in bf16 in the type that the program has it in."""
-        return replace(self, dtype="float32", item_bytes=4.0, narrowed=False) if self.narrowed else self
-
     def as_sent(self, kind: str) -> float:
         """How many times its bytes a collective of this kind takes: sums of what is `narrowed` are of f32."""
         return 2.0 if self.narrowed and kind in ("all_reduce", "reduce_scatter") else 1.0
@@ -187,11 +183,8 @@ class Graph:
             raise TraceError(f"{len(self.inputs)} inputs but {len(self.input_paths)} paths")
 
     def taken(self, value: int, reads: Collection[tuple[int, int]]) -> Value:
-        """A value as these (operation, operand position) pairs take it together, out of one copy: rounded where all of
-        them round, in f32 for a sum, which no product's kernel makes of a copy."""
+        """A value as these (operation, operand position) pairs take it together: rounded where all of them round."""
         tensor = self.values[value]
-        if tensor.narrowed and any(self.ops[op].primitive == "reduce_sum" for op, _ in reads):
-            return tensor.wide()
         if tensor.narrowed or not self.narrow_reads.issuperset(reads):
             return tensor
         if value not in self._narrow:

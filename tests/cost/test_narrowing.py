@@ -225,20 +225,3 @@ def test_kernels_are_made_before_types_are_narrowed() -> None:
     narrow = narrowed(graph, rules, "tpu")
     assert any(v.narrowed for v in narrow.values)
     assert traffic(narrow, rules, "tpu").stored == traffic(graph, rules, "tpu").stored
-
-
-def test_a_copy_that_a_sum_reads_is_gathered_in_f32() -> None:
-    """No product's kernel makes a bias' sum of a copy: f32[132608, 112] is gathered for both (a GraphSAGE's gradient,
-    v6e, jax 0.10.2), where a product alone takes bf16."""
-
-    def step(x: Any, w: Any) -> Any:
-        hidden = jnp.tanh(x @ w)
-        return jnp.sum(hidden @ w), hidden.sum(0)
-
-    graph = held(step, X, W)
-    (hidden,) = [op.results[0] for op in graph.ops if op.primitive == "tanh"]
-    uses = graph.uses()[hidden]
-    by_product = [use for use in uses if graph.ops[use[0]].primitive == "dot_general"]
-    assert graph.taken(hidden, by_product).item_bytes == 2
-    assert graph.taken(hidden, uses).item_bytes == 4
-    assert graph.values[hidden].narrowed
