@@ -347,11 +347,11 @@ def _copies(
         value, start = ops[op].operands[position], when[op]
         made = values.get(value)
         if made is row or made is None or not reshard_steps(made, row, graph.values[value].bytes, axes):
-            cut_before = ops[op].primitive == "ragged_dot_general" and when[op] > op  # see `chained_products`
-            if made is row or made is None or not cut_before or np.array_equal(made, row):
+            waits = ops[op].primitive == "ragged_dot_general" and when[op] > op  # see `chained_products`
+            if not waits or made is None or np.array_equal(made, row):
                 own[value].append(needed[op])
                 continue
-            start = op
+            start = op  # the slice is cut before
         loop = around[op][-1] if around[op] else (0, len(graph.ops))
         stop = needed[op]
         if value in awaited and UNREDUCED in made:

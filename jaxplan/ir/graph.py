@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -182,7 +182,7 @@ class Graph:
         if len(self.inputs) != len(self.input_paths):
             raise TraceError(f"{len(self.inputs)} inputs but {len(self.input_paths)} paths")
 
-    def taken(self, value: int, reads: Collection[tuple[int, int]]) -> Value:
+    def taken(self, value: int, reads: Iterable[tuple[int, int]]) -> Value:
         """A value as these (operation, operand position) pairs take it together: rounded where all of them round."""
         tensor = self.values[value]
         if tensor.narrowed or not self.narrow_reads.issuperset(reads):

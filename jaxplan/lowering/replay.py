@@ -169,10 +169,11 @@ class Replay:
         for i, value in enumerate(values):
             if isinstance(value, Held) and not self._takes_parts(eqn, position, frame):
                 value = self._summed(value, eqn, scope, pinned, Site(frame, "operand", position, i))
-            site = Site(frame, "operand", position, i)
-            if there and site in self._anew:
-                value = self._broadcasts.anew(value, eqn)
-            read = self._pin(site, value, eqn, pinned) if there else value
+            read = value
+            if there:  # few are: no site for each of the others
+                site = Site(frame, "operand", position, i)
+                value = self._broadcasts.anew(value, eqn) if site in self._anew else value
+                read = self._pin(site, value, eqn, pinned)
             apart = sliced and (read is not value or (id(value), None) in pinned)
             operands.append(jax.lax.optimization_barrier(read) if apart else read)
         return operands
