@@ -366,10 +366,9 @@ def _copies(
         )
         key = (alike.get(value, value), row.tobytes(), loop, behind[op])
         taken.setdefault(key, []).append((op, position))
-        size = local(value, np.full_like(row, NONE) if whole else row, graph.taken(value, taken[key]))
-        if graph.values[value].narrowed or graph.narrow_reads.issuperset(taken[key]):
-            summed = any(ops[reader].primitive == "reduce_sum" for reader, _ in taken[key])
-            size *= 1 + (summed or UNREDUCED in made)  # sums, and what is exchanged for them, lie in their own type
+        tensor = graph.taken(value, taken[key])
+        size = local(value, np.full_like(row, NONE) if whole else row, tensor)
+        size *= 1 + (tensor.narrowed and UNREDUCED in made)  # what is exchanged for sums lies in its own type
         before = copies.get(key, (start, stop, size))
         copies[key] = (min(before[0], start), max(before[1], stop), max(before[2], size))
         own[value].append(copies[key][0] + 1)

@@ -23,7 +23,8 @@ is gathered, stacked or kept.  What programs compiled for v5e showed (jax 0.10.2
   f32: a cache that beam search carries, f32[12, 32, 256, 16, 64], whose two products have one query a row.
 - A tensor that others read too stays in f32 in memory: products round it on the way in.  The sum of an activation's
   gradient for a bias does not count: the product's kernel that makes the gradient sums it in f32, along either
-  dimension or both, and writes bf16[65536, 2048] (v5e).
+  dimension or both, and writes bf16[65536, 2048] (v5e).  That kernel has what its device makes: a copy that is gathered
+  for such a sum as well as for products is sent, and held, in f32 (a graph network's scores, f32[2449029, 48]).
 - The pass comes after fusion: what is stored, and what is computed again where it is read, is decided for the program's
   own types (`fusion.traffic`).  The gradient of grouped attention's scores, f32[2, 2, 8, 2048, 2048], is computed in
   both products that read it, of six bytes an element, though it would take two.
@@ -55,7 +56,8 @@ _MOVES_SOME = {"cond_join": slice(1, None), "dynamic_slice": slice(1), "dynamic_
 def narrowed(graph: Graph, rules: Sequence[Rule], platform: str) -> Graph:
     """`graph` with the types in which XLA for `platform` holds its values and reads them; same indices throughout.
 
-    Values that only products read are bf16 and `narrowed`; `narrow_reads` has all reads that round f32 to bf16.
+    Values that only products read are bf16 and `narrowed`; `narrow_reads` has all reads that round f32 to bf16, of what
+    is resharded for them: a sum in the kernel of what it reads is none.
     """
     if platform == "gpu":
         return _widened(graph, rules)
@@ -105,8 +107,9 @@ def narrowed(graph: Graph, rules: Sequence[Rule], platform: str) -> Graph:
             todo += [v for v in (*maker.operands, *tied.get(value, ())) if v in narrow]
     values = tuple(v.narrow() if v.index in narrow else v for v in graph.values)
     reads = frozenset(
-        use for v in graph.values if v.dtype == "float32" and v.shape for use in uses[v.index] if rounded(*use)
-    )
+        use for v in graph.values if v.dtype == "float32" and v.shape for use in uses[v.index]
+        if rounded(*use) and ops[use[0]].primitive != "reduce_sum"
+    )  # fmt: skip
     return replace(graph, values=values, narrow_reads=reads)
 
 

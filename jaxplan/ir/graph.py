@@ -77,6 +77,10 @@ class Value:
         """The same held in bf16, see `cost.narrowed`."""
         return self if self.narrowed else replace(self, dtype="bfloat16", item_bytes=2.0, narrowed=True)
 
+    def widen(self) -> Value:
+        """What is `narrowed` as the program has it."""
+        return replace(self, dtype="float32", item_bytes=4.0, narrowed=False) if self.narrowed else self
+
     def as_sent(self, kind: str) -> float:
         """How many times its bytes a collective of this kind takes: sums of what is `narrowed` are of f32."""
         return 2.0 if self.narrowed and kind in ("all_reduce", "reduce_scatter") else 1.0
@@ -183,13 +187,14 @@ class Graph:
             raise TraceError(f"{len(self.inputs)} inputs but {len(self.input_paths)} paths")
 
     def taken(self, value: int, reads: Iterable[tuple[int, int]]) -> Value:
-        """A value as these (operation, operand position) pairs take it together: rounded where all of them round."""
-        tensor = self.values[value]
-        if tensor.narrowed or not self.narrow_reads.issuperset(reads):
+        """A value as these (operation, operand position) pairs take it together, if it is resharded for them: rounded
+        where all of them round, and else as the program has it."""
+        tensor, narrow = self.values[value], self.narrow_reads.issuperset(reads)
+        if tensor.narrowed == narrow:
             return tensor
-        if value not in self._narrow:
-            self._narrow[value] = tensor.narrow()
-        return self._narrow[value]
+        if value not in self._as_taken:
+            self._as_taken[value] = tensor.narrow() if narrow else tensor.widen()
+        return self._as_taken[value]
 
     def uses(self) -> Sequence[Sequence[tuple[int, int]]]:
         """For every value the (operation, operand position) pairs that read it, in program order."""
@@ -239,7 +244,7 @@ class Graph:
         return [innermost(op.sites[0].frame if op.sites else ()) for op in self.ops]
 
     @functools.cached_property
-    def _narrow(self) -> dict[int, Value]:
+    def _as_taken(self) -> dict[int, Value]:
         return {}
 
     @functools.cached_property
