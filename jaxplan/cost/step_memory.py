@@ -59,6 +59,7 @@ from .split_k import split_scratch, workspace_bytes
 from .tables import ListCopy, list_copies
 from .tied_tables import after_lookups
 from .tiles import device_bytes
+from .transforms import transform_scratch
 from .turned import turned_updates
 from .turned_caches import turned_for_loops
 from .turned_gradients import turned_gradients
@@ -132,6 +133,7 @@ def step_memory(
     scratch = {} if all_cublas else split_scratch(graph, axes, reads, model.profile)
     scratch |= sorting_scratch(graph, axes, reads, model.profile.kind)
     scratch |= decomposition_scratch(graph, axes, reads, model.profile.kind)
+    scratch |= transform_scratch(graph, axes, reads, model.profile)
     scratch |= {index: _peak_inside(body, model) for index, body in crossing.bodies.items()}
     turned = [t for t in turned_copies(graph, crossing.turned_results, stored, times) if t.result in values]
     beside_products = [apart_scratch(graph, axes, crossing, times, reads, turned)]
