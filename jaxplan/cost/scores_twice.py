@@ -10,9 +10,11 @@ next kernel reads them and writes the argument beside them:
   beside each other), of 128 columns or more; under scores that are converted from bf16 only from 768 KiB of one head's
   keys on, for fewer are turned in a kernel of their own.
 
-- where queries and keys are slices of one array, `qkv[:, :, 0]` and `qkv[:, :, 1]`, as they are: with any number of
-  keys, as wide as the product makes them (not so what `jnp.split` cuts a product's columns into, nor what is scaled or
-  turned round before).
+- where queries and keys are slices of one array as they are, `qkv[:, :, 0]` and `qkv[:, :, 1]` or parts of its heads,
+  and the scores are scaled or masked: with any number of keys, as wide as the product makes them (not so what
+  `jnp.split` cuts a product's columns into, what is scaled, normalised or turned round before, nor scores to which
+  something is added, or nothing done; sixteen ways to write attention of 1024 tokens, `jax.nn.dot_product_attention`
+  among them, for v5e and v6e, 2026-11-29).
 
 Where a device has one sequence, or one head of each, they are one kernel: of the product's batch dimensions, of which
 the program has two, one is left.  Of scores that are converted from bf16 that kernel writes these and the maxima, and
@@ -55,7 +57,8 @@ class Twice(NamedTuple):
     """Scores that may be in memory beside what is exponentiated.
 
     Attributes:
-      scores: the value, of which the largest is taken; taken, subtracted: the operations that take and subtract it.
+      scores: the value, of which the largest is taken; views: others of the same; taken, subtracted: the operations
+        that take the largest and subtract it.
       product: what makes the scores; place: of its operand, the keys.
       grouped: whether a key has several queries' heads; narrow: whether the product's own result is narrower.
       scalars: how many single numbers, of masks and of scales, are between the product and them; masks: what masks are
@@ -65,6 +68,7 @@ class Twice(NamedTuple):
     """
 
     scores: int
+    views: tuple[int, ...]
     taken: int
     subtracted: int
     product: int
@@ -85,7 +89,10 @@ def scores_twice(flow: Flow) -> Iterator[Twice]:
         if op.primitive != "reduce_max" or len(op.params["axes"]) != 1:
             continue
         value = op.operands[0]
-        subtracted = [r for r, place in uses[value] if graph.ops[r].primitive == "sub" and place == 0]
+        views = _views(graph, uses, value)
+        subtracted = [
+            r for v in (value, *views) for r, place in uses[v] if graph.ops[r].primitive == "sub" and place == 0
+        ]
         product, between = _product(flow, value)
         keys = graph.values[value].shape[op.params["axes"][0]]
         if not subtracted or product is None or graph.values[value].item_bytes != _WIDE:
@@ -96,15 +103,17 @@ def scores_twice(flow: Flow) -> Iterator[Twice]:
             continue
         place = sides[-1]
         grouped = len(free[1 - place]) > 1
-        if not grouped and any(len(_free_dims(graph, product, side)) > 1 for side in (0, 1)):
-            continue
         narrow = graph.values[graph.ops[product].results[0]].item_bytes < _WIDE
         scaled, turned = _made_inside(flow, graph.ops[product].operands[place])
         masks = tuple(_origin(flow, graph.ops[o].operands[0]) for o in between if graph.ops[o].primitive == "select_n")
         parts = {_sliced_of(flow, v) for v in graph.ops[product].operands}
         shared = len(parts) == 1 and None not in parts
+        has_one = not grouped and any(len(_free_dims(graph, product, side)) > 1 for side in (0, 1))
+        if has_one and not (shared and between):
+            continue
         yield Twice(
-            value, op.index, subtracted[0], product, place, grouped, narrow, len(between), masks, shared, scaled, turned
+            value, views, op.index, subtracted[0], product, place, grouped, narrow, len(between), masks, shared, scaled,
+            turned,
         )
 
 
@@ -137,9 +146,10 @@ def twice_in_memory(
         made, softmax = times[one.product], times[one.subtracted]
         narrow = one.shared and one.narrow and not written_out
         scores.append((made, softmax + 1, math.ceil(size / 2 if narrow else size)))
-        late |= dict.fromkeys((one.scores, *graph.ops[one.subtracted].results), softmax)
+        late |= dict.fromkeys((one.scores, *one.views, *graph.ops[one.subtracted].results), softmax)
         read_with = [("numbers", one.scalars * size), *((mask, size / _WIDE) for mask in one.masks)]
-        for what, bytes_ in read_with if written_out else ():
+        keys_read = graph.values[one.scores].shape[graph.ops[one.taken].params["axes"][0]]
+        for what, bytes_ in read_with if _is_written_out(one, keys_read, written_out) else ():
             key = (around[one.product], what, size)
             start, stop, most = beside.get(key, (made + 1, softmax + 1, 0))
             beside[key] = min(start, made + 1), max(stop, softmax + 1), max(most, math.ceil(bytes_))
@@ -179,11 +189,17 @@ def _lies_apart(graph: Graph, axes: MeshAxes, one: Twice, keys: np.ndarray, writ
     columns = float(np.prod([sizes[d] for d in contracted[one.place]]))
     tokens = float(np.prod([sizes[d] for d in _free_dims(graph, one.product, one.place)]))
     held = tokens * columns * (_WIDE if one.scaled else tensor.item_bytes)
+    shared = one.shared and one.scalars > 0
     if written_out:
-        return bool(one.masks) and tokens >= written_out
+        return _is_written_out(one, tokens, written_out) or shared
     if one.grouped:
         return one.turned and columns >= _COLUMNS and (not one.narrow or held >= _TURNED_APART)
-    return held >= _HELD or one.shared
+    return held >= _HELD or shared
+
+
+def _is_written_out(one: Twice, tokens: float, written_out: int) -> bool:
+    """Whether what masks and scales scores is in memory in full, see the module."""
+    return bool(one.masks) and 0 < written_out <= tokens
 
 
 def _product(flow: Flow, value: int) -> tuple[int | None, list[int]]:
@@ -206,6 +222,14 @@ def _product(flow: Flow, value: int) -> tuple[int | None, list[int]]:
     return None, []
 
 
+def _views(graph: Graph, uses: Sequence[Sequence[tuple[int, int]]], value: int) -> tuple[int, ...]:
+    """What shows a value in other orders and shapes."""
+    found = [value]
+    for one in found:
+        found += [v for r, _ in uses[one] if graph.ops[r].primitive in VIEWS for v in graph.ops[r].results]
+    return tuple(found[1:])
+
+
 def _origin(flow: Flow, value: int) -> int:
     """The value that this one shows, repeated or not; -1 where it is computed of nothing."""
     while not flow.source[value] and (maker := flow.producers[value]) >= 0:
@@ -217,19 +241,19 @@ def _origin(flow: Flow, value: int) -> int:
 
 
 def _sliced_of(flow: Flow, value: int) -> int | None:
-    """The value of which this one is a slice as it lies, one place of a dimension; None of anything else."""
+    """The value of which this one is a slice as it lies, of another dimension than the last; None of anything else."""
     graph, sliced = flow.graph, False
     while (maker := flow.producers[value]) >= 0:
         op = graph.ops[maker]
-        if op.primitive == "slice":
+        if op.primitive in ("slice", "split"):
             whole, part = (graph.values[v].shape for v in (op.operands[0], value))
-            sliced |= any(n != m == 1 for n, m in zip(whole, part, strict=True))
+            sliced |= whole[:-1] != part[:-1]
+            if not sliced:
+                return None
         elif op.primitive not in ("squeeze", "reshape"):
             break
         value = op.operands[0]
-        if sliced and op.primitive == "slice":
-            return value
-    return None
+    return value if sliced else None
 
 
 def _free_dims(graph: Graph, product: int, place: int) -> list[int]:

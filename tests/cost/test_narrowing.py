@@ -225,3 +225,14 @@ def test_kernels_are_made_before_types_are_narrowed() -> None:
     narrow = narrowed(graph, rules, "tpu")
     assert any(v.narrowed for v in narrow.values)
     assert traffic(narrow, rules, "tpu").stored == traffic(graph, rules, "tpu").stored
+
+
+def test_what_a_sum_reads_of_a_copy_is_sent_in_f32_what_products_read_of_another_is_not() -> None:
+    """A product's gradient, of which its own kernel makes a bias' gradient too."""
+    graph = held(lambda x, w, v: (jnp.sum(y := x @ w, 0), y @ v), X, W, W)
+    (product, *_) = [op.results[0] for op in graph.ops if op.primitive == "dot_general"]
+    by_sum, by_product = sorted(graph.uses()[product], key=lambda use: graph.ops[use[0]].primitive != "reduce_sum")
+    assert graph.values[product].narrowed
+    assert graph.taken(product, [by_product]).dtype == "bfloat16"
+    assert graph.taken(product, [by_sum, by_product]) == graph.taken(product, [by_sum])
+    assert graph.taken(product, [by_sum]).bytes == 2 * graph.values[product].bytes

@@ -50,6 +50,8 @@ TWICE = [
     Attention(2048, 4, 2, 128, wide=False),
     Attention(1024, 4, None, 64, rotary=False, packed="places"),
     Attention(512, 4, None, 64, rotary=False, wide=False, packed="places"),
+    Attention(1024, 4, None, 64, rotary=False, packed="heads"),
+    Attention(1024, 4, 1, 64, rotary=False, packed="heads"),
 ]
 
 
@@ -91,6 +93,8 @@ def step_of(case: Attention, scanned: bool = True) -> Any:
                 if case.packed == "columns":
                     parts = jnp.split(made.reshape(*x.shape[:2], -1), 3, -1)
                     q, k, v = (part.reshape(q.shape) for part in parts)
+                if case.packed == "heads":
+                    q, k, v = jnp.split(made.reshape(*x.shape[:2], -1, case.columns), 3, 2)
             else:
                 q, k, v = (jnp.einsum("bte,ehd->bthd", x, w[name]) for name in "qkv")
             return x + jnp.einsum("bthd,hde->bte", attend(q, k, v, lengths), w["o"]), None
@@ -198,7 +202,7 @@ def test_of_one_sequence_a_device_they_are_compiled_once(target: str, wide: bool
 
 
 @pytest.mark.aot_tpu
-@pytest.mark.parametrize("case", [ONCE[0], TWICE[3], ONCE[-1], TWICE[-2]], ids=str)
+@pytest.mark.parametrize("case", [ONCE[0], TWICE[3], ONCE[-1], TWICE[-4], *TWICE[-2:]], ids=str)
 def test_as_much_is_compiled(case: Attention) -> None:
     mesh = jaxplan.target("tpu-v5e:2x4").mesh(data=8)
     options = {"search": "data", "compare_templates": False}
