@@ -13,8 +13,8 @@ next kernel reads them and writes the argument beside them:
 - where queries and keys are slices of one array as they are, `qkv[:, :, 0]` and `qkv[:, :, 1]` or parts of its heads,
   and the scores are scaled or masked: with any number of keys, as wide as the product makes them (not so what
   `jnp.split` cuts a product's columns into, what is scaled, normalised or turned round before, nor scores to which
-  something is added, or nothing done; sixteen ways to write attention of 1024 tokens, `jax.nn.dot_product_attention`
-  among them, for v5e and v6e, 2026-11-29).
+  something is added, or nothing done, or of which a dimension of one query head a key is moved; sixteen ways to write
+  attention of 1024 tokens, `jax.nn.dot_product_attention` among them, for v5e and v6e, 2026-11-29).
 
 Where a device has one sequence, or one head of each, they are one kernel: of the product's batch dimensions, of which
 the program has two, one is left.  Of scores that are converted from bf16 that kernel writes these and the maxima, and
@@ -109,7 +109,8 @@ def scores_twice(flow: Flow) -> Iterator[Twice]:
         parts = {_sliced_of(flow, v) for v in graph.ops[product].operands}
         shared = len(parts) == 1 and None not in parts
         has_one = not grouped and any(len(_free_dims(graph, product, side)) > 1 for side in (0, 1))
-        if has_one and not (shared and between):
+        in_order = graph.values[value].shape == graph.values[graph.ops[product].results[0]].shape
+        if has_one and not (shared and between and in_order):
             continue
         yield Twice(
             value, views, op.index, subtracted[0], product, place, grouped, narrow, len(between), masks, shared, scaled,
@@ -148,8 +149,7 @@ def twice_in_memory(
         scores.append((made, softmax + 1, math.ceil(size / 2 if narrow else size)))
         late |= dict.fromkeys((one.scores, *one.views, *graph.ops[one.subtracted].results), softmax)
         read_with = [("numbers", one.scalars * size), *((mask, size / _WIDE) for mask in one.masks)]
-        keys_read = graph.values[one.scores].shape[graph.ops[one.taken].params["axes"][0]]
-        for what, bytes_ in read_with if _is_written_out(one, keys_read, written_out) else ():
+        for what, bytes_ in read_with if _is_written_out(graph, axes, one, keys, written_out) else ():
             key = (around[one.product], what, size)
             start, stop, most = beside.get(key, (made + 1, softmax + 1, 0))
             beside[key] = min(start, made + 1), max(stop, softmax + 1), max(most, math.ceil(bytes_))
@@ -185,21 +185,28 @@ def _lies_apart(graph: Graph, axes: MeshAxes, one: Twice, keys: np.ndarray, writ
         return False
     op = graph.ops[one.product]
     tensor, (contracted, _) = graph.values[op.operands[one.place]], op.params["dimension_numbers"]
-    sizes = local_sizes(tensor.shape, keys[None], axes)[0]
-    columns = float(np.prod([sizes[d] for d in contracted[one.place]]))
-    tokens = float(np.prod([sizes[d] for d in _free_dims(graph, one.product, one.place)]))
+    columns = _elements(graph, axes, one, keys, contracted[one.place])
+    tokens = _elements(graph, axes, one, keys, _free_dims(graph, one.product, one.place))
     held = tokens * columns * (_WIDE if one.scaled else tensor.item_bytes)
     shared = one.shared and one.scalars > 0
     if written_out:
-        return _is_written_out(one, tokens, written_out) or shared
+        return shared or _is_written_out(graph, axes, one, keys, written_out)
     if one.grouped:
         return one.turned and columns >= _COLUMNS and (not one.narrow or held >= _TURNED_APART)
     return held >= _HELD or shared
 
 
-def _is_written_out(one: Twice, tokens: float, written_out: int) -> bool:
+def _is_written_out(graph: Graph, axes: MeshAxes, one: Twice, keys: np.ndarray, written_out: int) -> bool:
     """Whether what masks and scales scores is in memory in full, see the module."""
+    tokens = _elements(graph, axes, one, keys, _free_dims(graph, one.product, one.place))
     return bool(one.masks) and 0 < written_out <= tokens
+
+
+def _elements(graph: Graph, axes: MeshAxes, one: Twice, keys: np.ndarray, dims: Sequence[int]) -> float:
+    """How many a device has along dimensions of the keys."""
+    shape = graph.values[graph.ops[one.product].operands[one.place]].shape
+    sizes = local_sizes(shape, keys[None], axes)[0]
+    return float(np.prod([sizes[d] for d in dims]))
 
 
 def _product(flow: Flow, value: int) -> tuple[int | None, list[int]]:
