@@ -40,7 +40,7 @@ def perturbed(space: Space, seed: int, shift: float) -> tuple[int, ...]:
     return solve(replace(problem, nodes=nodes, edges=edges), seed=seed).assignment
 
 
-@pytest.mark.parametrize("sizes", [(4, 2, 2), (2, 2, 2)])
+@pytest.mark.parametrize("sizes", [(2, 2, 2)])
 def test_the_search_that_knows_all_orders_proves_what_turns(
     sizes: tuple[int, ...], planner_for: Callable[..., Pipeline]
 ) -> None:
