@@ -82,17 +82,18 @@ def beside_gathers(
         return {}
     kernels = _OnTpu(graph, model, last, stored, values, reads, seconds)
     kernels.gather(_gathered(graph, model, last, values, outputs))
-    if not kernels.gathers_any:
-        return {}
+    if all(node.latency_s is None for node in kernels.others):
+        return {}  # nothing is gathered
     order = scheduled(kernels.nodes(), apart_s=0.0, starts_wait=False)
     waiting = kernels.waiting(order)
     until: dict[int, int] = {}
     behind = 0
     for node in sorted(waiting, key=waiting.__getitem__):
-        if node.op < behind and (node in kernels.aside or not kernels.held.isdisjoint(graph.ops[node.op].results)):
+        held = kernels.is_held(node)
+        if node.op < behind and (held or node in kernels.aside):
             behind = min(behind + 1, len(graph.ops) - 1)
             until[node.op] = behind
-        elif kernels.held.isdisjoint(graph.ops[node.op].results):
+        elif not held:
             behind = max(behind, node.op)
     return until
 
@@ -175,7 +176,6 @@ class _OnTpu(Kernels):
         self.summed: dict[tuple[object, ...], Node] = {}
         self.reduced: dict[tuple[object, ...], int] = {}
         self.aside: set[Node] = set()
-        self.gathers_any = False
         super().__init__(graph, model.axes, last, stored, values, reads, seconds, XlaTimes({}, {}))
 
     def gather(self, gathered: Mapping[int, Sequence[Step]]) -> None:
@@ -188,25 +188,30 @@ class _OnTpu(Kernels):
             if sources := self.made_of.get(value, ()):
                 self._collective(gathered[value], sources, len(self.graph.ops) + latest.get(value, 0))
 
+    def is_held(self, product: Node) -> bool:
+        """Whether only the end wants what a product makes."""
+        return not self.held.isdisjoint(self.graph.ops[product.op].results)
+
     def waiting(self, order: Sequence[Node]) -> dict[Node, float]:
         """Where in `order` each product runs: what only a gather waits for just before that."""
         place = {node: float(at) for at, node in enumerate(order)}
         starts: dict[Node, float] = {}  # of what nothing but gathers waits for, of the first of them
         readers: dict[Node, list[Node]] = {}
+        products = {node for node in order if node.op >= 0 and self.graph.ops[node.op].primitive in PRODUCTS}
         for node in reversed(order):
             after = readers.get(node, [])
-            product = node.op >= 0 and self.graph.ops[node.op].primitive in PRODUCTS
             if node.latency_s is not None:
                 starts[node] = place[node]
             elif after and all(one in starts for one in after):
-                if not product:
-                    starts[node] = min(starts[one] for one in after)
-                elif self.held.isdisjoint(self.graph.ops[node.op].results) and self._converts(node.op):
+                first = min(starts[one] for one in after)
+                if node not in products:
+                    starts[node] = first
+                elif not self.is_held(node) and self._converts(node.op):
                     self.aside.add(node)
-                    place[node] = min(starts[one] for one in after) - 0.5
+                    place[node] = first - 0.5
             for before in node.reads:
                 readers.setdefault(before, []).append(node)
-        return {n: at for n, at in place.items() if n.op >= 0 and self.graph.ops[n.op].primitive in PRODUCTS}
+        return {node: place[node] for node in order if node in products}
 
     def _converts(self, product: int) -> bool:
         """Whether the kernel of a product alone reads what is converted for it, as a bias: the scheduler prefers it."""
@@ -229,7 +234,6 @@ class _OnTpu(Kernels):
     def _collective(self, steps: Sequence[Step], sources: Sequence[Node], place: int) -> Node:
         took = sum(step.bytes for step in steps) / (_BYTES_PER_CYCLE * (self.model.profile.clock_hz or 1e9))
         if all(step.kind == "all_gather" for step in steps):
-            self.gathers_any = True
             end = self._pair(took, sources, place)[1]
             copied = Node(place - 0.1, reads=[end], is_view=True)
             self.others.append(copied)
