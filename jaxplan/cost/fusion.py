@@ -20,6 +20,7 @@ from ..ir import LOOP_EDGES, SUMS, VIEWS, Graph, Op
 from ..sharding import Rule
 from .added_scores import added_scores
 from .apart import made_apart, reordered, turned_results
+from .awaited_addends import Awaited, awaited_addends
 from .bodies import bodies
 from .carries import stacked_at_once
 from .conversions import conversions
@@ -105,6 +106,8 @@ class _Kernels:
         self.flow = Flow(graph=graph, rules=rules, kinds=self.kinds, source=self.source, producers=self.producers,
                          loop_of=self.loop_of)  # fmt: skip
         self.op_level, self.value_level = levels_of(self.flow, self._here, self._open)
+        tpu = platform == "tpu"
+        self.awaited = awaited_addends(self.flow, self.op_level, self.value_level, self._here) if tpu else Awaited()
         self.onto = dict(added_onto(graph, self.producers)) if platform == "gpu" else {}
         self.scores = tuple(added_scores(graph, self.kinds, self.producers) if platform == "tpu" else ())
         forced = self._forced()
@@ -142,7 +145,7 @@ class _Kernels:
         added = added_in_memory(self.graph, self.kinds) if self.platform == "gpu" else ()
         scores = [v for one in self.scores for v in (*one.products, one.total)]
         zeros = written_with_zeros(self.graph, self.onto) if self.platform == "gpu" else ()
-        for value in (*ends, *moved, *self.onto.values(), *expanded, *added, *scores, *zeros):
+        for value in (*ends, *moved, *self.onto.values(), *expanded, *added, *scores, *zeros, *self.awaited.written):
             stored[value] = True
         for op in self.graph.ops:
             if self.rules[op.index].source:
@@ -192,7 +195,7 @@ class _Kernels:
                     self.leaves[value] = self._from_operands(op, value)
                     leaves = self.leaves[value]
                     dear = leaves is None or (contracted[value] and self._kept(value))
-                    if self.readers and leaves is not None:
+                    if self.readers and leaves is not None and value not in self.awaited.values:
                         dear |= costs_more_again(self.readers[value], self.bytes[value], leaves)
                     if crosses[value] and dear and not self.source[value]:
                         self.stored[value] = True
@@ -254,6 +257,7 @@ class _Kernels:
         compared = self.platform == "gpu" and op.primitive in COMPARISONS and made
         least = max(leaves.values(), default=0.0) if compared else self.bytes[value]  # what is compared is kept
         near = sum(leaves.values()) <= COMPUTED_AGAIN * least or self._added_later(op, value)
+        near |= value in self.awaited.values
         near |= self.platform == "gpu" and op.primitive in COMPARISONS and all(self.producers[v] < 0 for v in leaves)
         if any(v in self.bent for v in op.operands):
             self.bent.add(value)

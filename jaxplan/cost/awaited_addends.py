@@ -1,0 +1,80 @@
+"""What waits, with a convolution's result, for the one operation that reads it, on TPU.
+
+XLA for TPU ends a convolution's kernel with what is computed elementwise of its result, where that is all that is
+wanted of it.  What one operation alone reads goes into that one's kernel instead, so that of a sum of many
+convolutions nothing is added up before the last of them: all of their results are in memory until then.  So it is with
+the skip connections of a WaveNet, and with the gradient of an image that several convolutions read (sums of 3, 4 and
+8, of 1 x 1 and 3 x 3, over sequences and images, f32 and bf16, with biases, activations, factors and other addends
+or none, compiled for v5e, v5p and v6e, jax 0.10.2).
+
+Products of matrices take in what is added up so far, and nothing waits (the same sums of those).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from ..ir import SUMS, VIEWS, Op
+from .residency import Flow
+from .scores import is_batched
+
+
+class Awaited(NamedTuple):
+    """`values`: what isn't written, being computed where its one reader is; `written`: what then is, or is in between
+    two products' kernels."""
+
+    values: frozenset[int] = frozenset()
+    written: frozenset[int] = frozenset()
+
+
+def awaited_addends(
+    flow: Flow, op_level: Sequence[int], value_level: Sequence[int], here: Callable[[int, Op], bool]
+) -> Awaited:
+    """All of a program.
+
+    Args:
+      op_level, value_level: see `levels_of`; here: whether a value is made in the loop body of an operation.
+    """
+    graph, uses = flow.graph, flow.graph.uses()
+    returned, values, written = set(graph.outputs), set[int](), set[int]()
+    ended = _ended(flow, op_level, value_level, here)
+    for op in graph.ops:
+        if flow.kinds[op.index] != "fused" or len(op.results) != 1:
+            continue
+        (value,) = op.results
+        products = ended.get(value, ())
+        if not products:
+            continue
+        if any(graph.ops[index].primitive != "conv_general_dilated" for index in products):
+            if op.primitive in SUMS and not any(is_batched(graph.ops[index]) for index in products):
+                # what the last product's kernel doesn't make it reads; scores: see `added_scores`
+                written.update(v for v in op.operands if 0 <= max(ended.get(v, ()), default=-1) < max(products))
+            continue
+        written.update(graph.ops[index].results[0] for index in products if index < max(products))
+        if len(uses[value]) != 1 or value in returned or op.primitive in VIEWS:
+            continue
+        reader = graph.ops[uses[value][0][0]]
+        alike = all(graph.values[v].shape == graph.values[value].shape for v in reader.results)
+        later = op_level[reader.index] > value_level[value] and here(value, reader)
+        if alike and later and flow.kinds[reader.index] == "fused":
+            values.add(value)
+            written.update(graph.ops[index].results[0] for index in products)
+    return Awaited(frozenset(values), frozenset(written))
+
+
+def _ended(
+    flow: Flow, op_level: Sequence[int], value_level: Sequence[int], here: Callable[[int, Op], bool]
+) -> dict[int, frozenset[int]]:
+    """By value the products at its level that it is made of: one of their kernels makes it."""
+    found: dict[int, frozenset[int]] = {}
+    for op in flow.graph.ops:
+        level = op_level[op.index]
+        if flow.kinds[op.index] == "heavy":
+            found.update((v, frozenset({op.index})) for v in op.results if value_level[v] == level)
+        elif flow.kinds[op.index] == "fused":
+            near = (v for v in op.operands if v in found and value_level[v] == level and here(v, op))
+            products = frozenset[int]().union(*(found[v] for v in near))
+            if products:
+                found.update((v, products) for v in op.results)
+    return found
