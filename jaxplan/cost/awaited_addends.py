@@ -38,43 +38,50 @@ def awaited_addends(
     """
     graph, uses = flow.graph, flow.graph.uses()
     returned, values, written = set(graph.outputs), set[int](), set[int]()
-    ended = _ended(flow, op_level, value_level, here)
+    made = _made_at_once(flow, op_level, value_level, here)
     for op in graph.ops:
-        if flow.kinds[op.index] != "fused" or len(op.results) != 1:
+        if flow.kinds[op.index] != "fused" or len(op.results) != 1 or op.results[0] not in made:
             continue
-        (value,) = op.results
-        products = ended.get(value, ())
-        if not products:
-            continue
+        value, products = op.results[0], made[op.results[0]].products
+        before = [v for v in op.operands if v in made and max(made[v].products) < max(products)]
         if any(graph.ops[index].primitive != "conv_general_dilated" for index in products):
             if op.primitive in SUMS and not any(is_batched(graph.ops[index]) for index in products):
-                # what the last product's kernel doesn't make it reads; scores: see `added_scores`
-                written.update(v for v in op.operands if 0 <= max(ended.get(v, ()), default=-1) < max(products))
+                written.update(before)  # the last product's kernel reads it; scores: see `added_scores`
             continue
-        written.update(graph.ops[index].results[0] for index in products if index < max(products))
+        written.update(*(made[v].written for v in before))
         if len(uses[value]) != 1 or value in returned or op.primitive in VIEWS:
             continue
         reader = graph.ops[uses[value][0][0]]
         alike = all(graph.values[v].shape == graph.values[value].shape for v in reader.results)
         later = op_level[reader.index] > value_level[value] and here(value, reader)
-        if alike and later and flow.kinds[reader.index] == "fused":
+        alone = all(flow.kinds[flow.producers[v]] == "heavy" for v in made[value].written)
+        if alike and later and alone and flow.kinds[reader.index] == "fused":
             values.add(value)
-            written.update(graph.ops[index].results[0] for index in products)
+            written.update(made[value].written)
     return Awaited(frozenset(values), frozenset(written))
 
 
-def _ended(
+class _Made(NamedTuple):
+    """`products`: those at a value's level that it is made of, one of whose kernels makes it; `written`: what these
+    write where another one's does: their results, or what several operations read of them."""
+
+    products: frozenset[int]
+    written: frozenset[int]
+
+
+def _made_at_once(
     flow: Flow, op_level: Sequence[int], value_level: Sequence[int], here: Callable[[int, Op], bool]
-) -> dict[int, frozenset[int]]:
-    """By value the products at its level that it is made of: one of their kernels makes it."""
-    found: dict[int, frozenset[int]] = {}
+) -> dict[int, _Made]:
+    uses, found = flow.graph.uses(), dict[int, _Made]()
     for op in flow.graph.ops:
         level = op_level[op.index]
         if flow.kinds[op.index] == "heavy":
-            found.update((v, frozenset({op.index})) for v in op.results if value_level[v] == level)
+            at_hand = (v for v in op.results if value_level[v] == level)
+            found.update((v, _Made(frozenset({op.index}), frozenset({v}))) for v in at_hand)
         elif flow.kinds[op.index] == "fused":
-            near = (v for v in op.operands if v in found and value_level[v] == level and here(v, op))
-            products = frozenset[int]().union(*(found[v] for v in near))
-            if products:
-                found.update((v, products) for v in op.results)
+            near = [found[v] for v in op.operands if v in found and value_level[v] == level and here(v, op)]
+            products = frozenset[int]().union(*(one.products for one in near))
+            written = frozenset[int]().union(*(one.written for one in near))
+            for value in op.results if near else ():
+                found[value] = _Made(products, written if len(uses[value]) == 1 else frozenset({value}))
     return found
