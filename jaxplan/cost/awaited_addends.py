@@ -43,7 +43,8 @@ def awaited_addends(
         if flow.kinds[op.index] != "fused" or len(op.results) != 1 or op.results[0] not in made:
             continue
         value, products = op.results[0], made[op.results[0]].products
-        before = [v for v in op.operands if v in made and max(made[v].products) < max(products)]
+        near = [v for v in op.operands if v in made and value_level[v] == op_level[op.index] and here(v, op)]
+        before = [v for v in near if max(made[v].products) < max(products)]
         if any(graph.ops[index].primitive != "conv_general_dilated" for index in products):
             if op.primitive in SUMS and not any(is_batched(graph.ops[index]) for index in products):
                 written.update(before)  # the last product's kernel reads it; scores: see `added_scores`
