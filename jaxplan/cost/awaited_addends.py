@@ -38,13 +38,12 @@ def awaited_addends(
     """
     graph, uses = flow.graph, flow.graph.uses()
     returned, values, written = set(graph.outputs), set[int](), set[int]()
-    made = _made_at_once(flow, op_level, value_level, here)
+    made = _made_at_once(flow, uses, op_level, value_level, here)
     for op in graph.ops:
         if flow.kinds[op.index] != "fused" or len(op.results) != 1 or op.results[0] not in made:
             continue
         value, products = op.results[0], made[op.results[0]].products
-        near = [v for v in op.operands if v in made and value_level[v] == op_level[op.index] and here(v, op)]
-        before = [v for v in near if max(made[v].products) < max(products)]
+        before = [v for v in made[value].near if max(made[v].products) < max(products)]
         if any(graph.ops[index].primitive != "conv_general_dilated" for index in products):
             if op.primitive in SUMS and not any(is_batched(graph.ops[index]) for index in products):
                 written.update(before)  # the last product's kernel reads it; scores: see `added_scores`
@@ -64,25 +63,31 @@ def awaited_addends(
 
 class _Made(NamedTuple):
     """`products`: those at a value's level that it is made of, one of whose kernels makes it; `written`: what these
-    write where another one's does: their results, or what several operations read of them."""
+    write where another one's does: their results, or what several operations read of them; `near`: operands of its
+    operation that are made of them."""
 
     products: frozenset[int]
     written: frozenset[int]
+    near: Sequence[int] = ()
 
 
 def _made_at_once(
-    flow: Flow, op_level: Sequence[int], value_level: Sequence[int], here: Callable[[int, Op], bool]
+    flow: Flow,
+    uses: Sequence[Sequence[tuple[int, int]]],
+    op_level: Sequence[int],
+    value_level: Sequence[int],
+    here: Callable[[int, Op], bool],
 ) -> dict[int, _Made]:
-    uses, found = flow.graph.uses(), dict[int, _Made]()
+    found: dict[int, _Made] = {}
     for op in flow.graph.ops:
         level = op_level[op.index]
         if flow.kinds[op.index] == "heavy":
             at_hand = (v for v in op.results if value_level[v] == level)
             found.update((v, _Made(frozenset({op.index}), frozenset({v}))) for v in at_hand)
         elif flow.kinds[op.index] == "fused":
-            near = [found[v] for v in op.operands if v in found and value_level[v] == level and here(v, op)]
-            products = frozenset[int]().union(*(one.products for one in near))
-            written = frozenset[int]().union(*(one.written for one in near))
+            near = [v for v in op.operands if v in found and value_level[v] == level and here(v, op)]
+            products = frozenset[int]().union(*(found[v].products for v in near))
+            written = frozenset[int]().union(*(found[v].written for v in near))
             for value in op.results if near else ():
-                found[value] = _Made(products, written if len(uses[value]) == 1 else frozenset({value}))
+                found[value] = _Made(products, written if len(uses[value]) == 1 else frozenset({value}), near)
     return found

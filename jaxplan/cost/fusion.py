@@ -257,7 +257,6 @@ class _Kernels:
         compared = self.platform == "gpu" and op.primitive in COMPARISONS and made
         least = max(leaves.values(), default=0.0) if compared else self.bytes[value]  # what is compared is kept
         near = sum(leaves.values()) <= COMPUTED_AGAIN * least or self._added_later(op, value)
-        near |= value in self.awaited.values
         near |= self.platform == "gpu" and op.primitive in COMPARISONS and all(self.producers[v] < 0 for v in leaves)
         if any(v in self.bent for v in op.operands):
             self.bent.add(value)
@@ -272,7 +271,9 @@ class _Kernels:
         return len(read_at(self.graph, self.kinds, self.op_level, value, alone=alone)) >= MANY_READERS
 
     def _added_later(self, op: Op, value: int) -> bool:
-        """Whether a sum is read by another sum alone, in whose kernel XLA for GPU adds all of it up."""
+        """Whether a sum is read by another sum alone, in whose kernel XLA for GPU adds all of it up, or is awaited."""
+        if value in self.awaited.values:
+            return True
         readers = self.uses[value]
         if self.platform != "gpu" or op.primitive not in SUMS or len(readers) != 1:
             return False
