@@ -26,6 +26,7 @@ from .carries import stacked_at_once
 from .conversions import conversions
 from .converted_weights import table_traffic
 from .crossing import Traffic
+from .cudnn_sums import cudnn_sums, in_memory, summed_traffic
 from .few_images import spread_reads
 from .fills import filled_traffic, fills, written_with_zeros
 from .images import copied_reads, image_lanes, written_for_products
@@ -50,6 +51,7 @@ from .masks import (
     read_by_expansions,
     read_whole,
     scales_logistic,
+    selecting_levels,
 )
 from .memory_orders import NO_ORDERS, orders_of
 from .merged_products import mergings
@@ -59,6 +61,7 @@ from .parted import parted_rows
 from .product_sums import products_with_sums
 from .product_windows import windowed
 from .residency import Flow, second_stacks, stack_traffic, taken_in, unmoved, unwidened, written_again
+from .reversed_gradients import read_reversed
 from .row_sums import row_sums
 from .run_at import run_at
 from .scores import exponentiated, made_at_once, makes_scores, masks_capped
@@ -109,6 +112,7 @@ class _Kernels:
         tpu = platform == "tpu"
         self.awaited = awaited_addends(self.flow, self.op_level, self.value_level, self._here) if tpu else Awaited()
         self.onto = dict(added_onto(graph, self.producers)) if platform == "gpu" else {}
+        self.cudnn = cudnn_sums(graph, self.producers) if platform == "gpu" else ()
         self.scores = tuple(added_scores(graph, self.kinds, self.producers) if platform == "tpu" else ())
         forced = self._forced()
         self.stored, self.cheap, self.again = list(forced), set[int](), frozenset[int]()
@@ -140,12 +144,15 @@ class _Kernels:
         stored, tpu = [False] * len(self.graph.values), self.platform == "tpu"
         moved = moved_on_tpu(self.graph, self.rules, self.producers, self.source) if tpu else set()
         moved |= whole_gradients(self.graph, self.producers) if tpu else set()
+        moved.update(read_reversed(self.graph, self.producers) if tpu else ())
         ends = (*self.graph.inputs, *self.graph.outputs, *self.graph.constants)
         expanded = read_by_expansions(self.graph) if self.platform == "gpu" else ()
         added = added_in_memory(self.graph, self.kinds) if self.platform == "gpu" else ()
         scores = [v for one in self.scores for v in (*one.products, one.total)]
         zeros = written_with_zeros(self.graph, self.onto) if self.platform == "gpu" else ()
-        for value in (*ends, *moved, *self.onto.values(), *expanded, *added, *scores, *zeros, *self.awaited.written):
+        sums = in_memory(self.graph, self.producers, self.cudnn)
+        written = (*self.onto.values(), *expanded, *added, *scores, *zeros, *sums, *self.awaited.written)
+        for value in (*ends, *moved, *written):
             stored[value] = True
         for op in self.graph.ops:
             if self.rules[op.index].source:
@@ -257,7 +264,9 @@ class _Kernels:
         compared = self.platform == "gpu" and op.primitive in COMPARISONS and made
         least = max(leaves.values(), default=0.0) if compared else self.bytes[value]  # what is compared is kept
         near = sum(leaves.values()) <= COMPUTED_AGAIN * least or self._added_later(op, value)
-        near |= self.platform == "gpu" and op.primitive in COMPARISONS and all(self.producers[v] < 0 for v in leaves)
+        if self.platform == "gpu" and op.primitive in COMPARISONS:
+            given = all(self.producers[v] < 0 for v in leaves)
+            near |= given or len(selecting_levels(self.graph, self.op_level, value)) == 1
         if any(v in self.bent for v in op.operands):
             self.bent.add(value)
             near &= sum(size >= self.bytes[value] / 2 for size in leaves.values()) < 2 and value not in self.reduced
@@ -315,6 +324,7 @@ class _Kernels:
             kept = [self.kinds[op.index] != "edge" and (self.stored[v] or v in carried) for v in op.results]
             made = [written_by(op, v, self.written) for v in op.results]
             writes.append(tuple([self.bytes[v] * self.share[v] * w for v, w in zip(made, kept, strict=True)]))
+        summed_traffic(self.graph, self.cudnn, reads, writes)
         filled = fills(flow, times, self.onto) if gpu else ()
         filled_traffic(flow, filled, self.bytes, reads, writes)
         if tpu:

@@ -26,6 +26,9 @@ gelus, a wav2vec 2) and those that three kernels or more read (capped logits and
 normalisation follows: the largest of each row, the sum of exponentials and the gradient); a logistic function always,
 but what caps logits, scaled, is stored for those three.
 An erfc it stores in both (MLPs of four layers with exact gelus, erfs and erfcs; H100).
+What is compared it computes again for the one kernel that reads that, whatever it takes, a relu's mask of two
+convolutions and a shortcut; for two, as a dropout's mask forward and backward, only where that reads little more than
+the mask itself (a DETR of frozen normalisations, H100, 2026-11-30).
 One in bf16 that is converted to f32 next is stored in f32 (`narrowing`). What is made of one of these functions of
 what is normalised, and of another array as large, is in memory if a later kernel reads it, and so is what a sum reads:
 an activation's gradient, in f32, on its way to the sums of a normalisation's (MLPs with layer and batch normalisations
@@ -39,7 +42,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from ..ir import Graph, Op, Value
+from ..ir import VIEWS, Graph, Op, Value
 from ..sharding import Rule
 from .indices import adds_gathered, gathered_for_sums, unviewed
 from .precision import rounds_operands
@@ -236,6 +239,19 @@ def read_at(
                 more = [v for v in op.results if v not in seen and math.prod(graph.values[v].shape) == size]
                 seen.update(more)
                 todo += more
+    return found
+
+
+def selecting_levels(graph: Graph, levels: Sequence[int], value: int) -> set[int]:
+    """The levels at which what is compared is read, be it as another type or in another shape."""
+    found, todo, uses = set[int](), [value], graph.uses()
+    while todo:
+        for index, _ in uses[todo.pop()]:
+            op = graph.ops[index]
+            if op.primitive in VIEWS or op.primitive in ("broadcast_in_dim", "convert_element_type", "not"):
+                todo += op.results
+            else:
+                found.add(levels[index])
     return found
 
 

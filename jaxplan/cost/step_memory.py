@@ -49,6 +49,7 @@ from .model import CostModel
 from .padded_images import padded_images
 from .pooling import places_of_poolings
 from .product_slices import slice_scratch
+from .reversed_gradients import reversed_gradients
 from .rings import ring_operands
 from .rounded_sums import Behind, behind_rounded, put_behind
 from .row_sums import written_in_rows
@@ -198,6 +199,7 @@ def step_memory(
         beside += [(one.start, one.stop, one.size) for one in lists]
         beside += copied_for_groups(graph, axes, crossing.grouped_convolutions, times, values, reads)
         beside += copied_in_lanes(graph, axes, crossing.unaligned, times, values)
+        beside += reversed_gradients(graph, axes, times, reads, crossing.images)
         converted = [*converted_weights(graph, axes, stored, times, values, reads)]
         converted += turned_for_loops(graph, axes, crossing.caches, times, values)
         converted += written_in_groups(graph, axes, crossing.grouped, times, lives.needed, values)

@@ -1,0 +1,65 @@
+"""What XLA for TPU turns round for the kernels' gradients of convolutions that enlarge an image.
+
+A transposed convolution (flax's `ConvTranspose`, of a decoder, a generator or a U-Net) reads its image with zeros in
+between, and so does the gradient of its kernel, for which the gradient of the result, as large as the window then, is
+the kernel.  XLA swaps the two and reverses that gradient, in a kernel of its own: it is written, whatever it is made
+of, and lies in memory twice until the convolution has run, in bf16 where products round what they multiply.  So it is
+for kernels of 2 to 8 pixels a side, two and four apart, results of 3 to 256 channels, in f32 and bf16, with activations
+and normalisations or none, and not where nothing lies between (chains of two to four, compiled for v5e, v5p and v6e,
+jax 0.10.2: 37 to 47 % of their memory).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from ..ir import Graph, Op
+from ..sharding import MeshAxes
+from .precision import rounds_operands
+from .residency import unmoved
+from .tiles import Tiling, device_bytes
+
+_ROUNDED = 2
+"""Bytes of an element that is rounded to be multiplied."""
+
+
+def reversed_gradients(
+    graph: Graph,
+    axes: MeshAxes,
+    times: Sequence[int],
+    reads: Mapping[tuple[int, int], np.ndarray],
+    images: Mapping[int, Tiling],
+) -> Iterator[tuple[int, int, int]]:
+    """(start, stop, bytes) of the reversed copies.
+
+    Args:
+      times: when each operation runs; reads: the layout row of every operand as it is read; images: see `Traffic`.
+    """
+    for op in _of_enlarging_kernels(graph):
+        if (row := reads.get((op.index, 1))) is None:
+            continue
+        tensor = graph.taken(op.operands[1], [(op.index, 1)])
+        share = min(_ROUNDED / tensor.item_bytes, 1.0) if rounds_operands(op, graph) else 1.0
+        size = device_bytes(tensor, row[None], axes, "tpu", images.get(op.operands[1], "any"))[0]
+        yield times[op.index], times[op.index] + 1, math.ceil(float(size) * share)
+
+
+def read_reversed(graph: Graph, producers: Sequence[int]) -> Iterator[int]:
+    """What is reversed."""
+    for op in _of_enlarging_kernels(graph):
+        yield unmoved(graph, producers, op.operands[1])
+
+
+def _of_enlarging_kernels(graph: Graph) -> Iterator[Op]:
+    """Convolutions by windows larger than their results, of images with zeros in between."""
+    for op in graph.ops:
+        if op.primitive != "conv_general_dilated" or math.prod(op.params["lhs_dilation"]) == 1:
+            continue
+        numbers = op.params["dimension_numbers"]
+        kernel, result = (graph.values[v].shape for v in (op.operands[1], op.results[0]))
+        window = math.prod(kernel[d] for d in numbers.rhs_spec[2:])
+        if window > math.prod(result[d] for d in numbers.out_spec[2:]):
+            yield op
