@@ -21,6 +21,7 @@ import numpy as np
 
 from ..ir import Graph
 from ..sharding import NONE, UNREDUCED, MeshAxes
+from .masks import COMPARISONS
 from .residency import Flow, unmoved
 from .tiles import device_bytes, local_sizes
 
@@ -36,7 +37,7 @@ class RowSum(NamedTuple):
       op: the reduction; made: what it is elementwise made of and is written for it.
       kept, summed: the dimensions of its operand.
       results: what it makes, and what is elementwise made of that, which a collective may gather.
-      masks: stored truth values that are elementwise made of `made`, if one needs nothing of the sum.
+      masks: what is compared that is elementwise made of `made`, if one needs nothing of the sum.
     """
 
     op: int
@@ -58,7 +59,7 @@ def row_sums(flow: Flow, stored: Sequence[bool]) -> tuple[RowSum, ...]:
         kept = tuple(d for d in range(len(shape)) if d not in summed)
         made = _scaled(flow, op.operands[0], stored)
         if len(kept) > 1 and summed and made is not None and max(kept) > min(summed):
-            masks = [v for v in _elementwise(flow, made) if stored[v] and graph.values[v].dtype == "bool"]
+            masks = [v for v in _elementwise(flow, made) if graph.ops[flow.producers[v]].primitive in COMPARISONS]
             results = frozenset({op.results[0], *_elementwise(flow, op.results[0])})
             alone = [v for v in masks if results.isdisjoint(_unmoved_operands(flow, v))]
             found.append(RowSum(op.index, made, kept, summed, results, tuple(masks if alone else ())))
