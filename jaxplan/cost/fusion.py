@@ -51,7 +51,7 @@ from .masks import (
     read_by_expansions,
     read_whole,
     scales_logistic,
-    selecting_levels,
+    selected_once,
 )
 from .memory_orders import NO_ORDERS, orders_of
 from .merged_products import mergings
@@ -266,7 +266,7 @@ class _Kernels:
         near = sum(leaves.values()) <= COMPUTED_AGAIN * least or self._added_later(op, value)
         if self.platform == "gpu" and op.primitive in COMPARISONS:
             given = all(self.producers[v] < 0 for v in leaves)
-            near |= given or len(selecting_levels(self.graph, self.op_level, value)) == 1
+            near |= given or selected_once(self.graph, self.kinds, self.op_level, value)
         if any(v in self.bent for v in op.operands):
             self.bent.add(value)
             near &= sum(size >= self.bytes[value] / 2 for size in leaves.values()) < 2 and value not in self.reduced

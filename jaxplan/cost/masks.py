@@ -28,7 +28,9 @@ but what caps logits, scaled, is stored for those three.
 An erfc it stores in both (MLPs of four layers with exact gelus, erfs and erfcs; H100).
 What is compared it computes again for the one kernel that reads that, whatever it takes, a relu's mask of two
 convolutions and a shortcut; for two, as a dropout's mask forward and backward, only where that reads little more than
-the mask itself (a DETR of frozen normalisations, H100, 2026-11-30).
+the mask itself (a DETR of frozen normalisations, H100, 2026-11-30).  Where a normalisation's sums are made of what is
+selected, which its gradient waits for, the sums' kernel writes the mask for that (grouped convolutions, H100); it is
+counted as kept since the forward pass, as others of the kind are by programs in f32, not by all in bf16.
 One in bf16 that is converted to f32 next is stored in f32 (`narrowing`). What is made of one of these functions of
 what is normalised, and of another array as large, is in memory if a later kernel reads it, and so is what a sum reads:
 an activation's gradient, in f32, on its way to the sums of a normalisation's (MLPs with layer and batch normalisations
@@ -242,9 +244,10 @@ def read_at(
     return found
 
 
-def selecting_levels(graph: Graph, levels: Sequence[int], value: int) -> set[int]:
-    """The levels at which what is compared is read, be it as another type or in another shape."""
-    found, todo, uses = set[int](), [value], graph.uses()
+def selected_once(graph: Graph, kinds: Sequence[str], levels: Sequence[int], value: int) -> bool:
+    """Whether one kernel alone reads what is compared, be it as another type or in another shape, and no sum is made of
+    what that selects that a later kernel of elementwise work waits for: that would select again."""
+    found, todo, uses, selected = set[int](), [value], graph.uses(), list[int]()
     while todo:
         for index, _ in uses[todo.pop()]:
             op = graph.ops[index]
@@ -252,7 +255,24 @@ def selecting_levels(graph: Graph, levels: Sequence[int], value: int) -> set[int
                 todo += op.results
             else:
                 found.add(levels[index])
-    return found
+                selected += op.results
+    return len(found) == 1 and not _summed_before(graph, kinds, levels, selected, min(found))
+
+
+def _summed_before(graph: Graph, kinds: Sequence[str], levels: Sequence[int], made: Sequence[int], level: int) -> bool:
+    """Whether sums are made of `made` at a level, and something elementwise later."""
+    todo, seen, uses, summed, later = [*made], {*made}, graph.uses(), False, False
+    while todo:
+        for index, _ in uses[todo.pop()]:
+            op = graph.ops[index]
+            summed |= kinds[index] == "reduction" and levels[index] == level
+            if kinds[index] != "fused":
+                continue
+            later |= levels[index] > level
+            if levels[index] == level:
+                todo += [v for v in op.results if v not in seen]
+                seen.update(op.results)
+    return summed and later
 
 
 def scales_logistic(graph: Graph, producers: Sequence[int], op: Op) -> bool:

@@ -103,15 +103,19 @@ def test_compiled_for_gpu_as_many_convolutions_add(case: str, dtype: str) -> Non
     assert compiled.as_text().count('"__cudnn$convBiasActivationForward"') == len(cudnn_sums(graph, graph.producers()))
 
 
-def test_a_relus_mask_is_computed_again_where_one_kernel_wants_it_and_a_dropouts_is_kept() -> None:
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_relus_mask_is_computed_again_where_one_kernel_wants_it_and_a_dropouts_is_kept(frozen: bool) -> None:
+    """A learned scale's gradient is a sum of what is selected, beside which the mask is written."""
+
     def loss(params: Any, image: jax.Array) -> jax.Array:
-        first, kernel, bias, last = (p.astype(jnp.bfloat16) for p in params)
+        first, kernel, scale, last = (p.astype(jnp.bfloat16) for p in params)
         hidden = jnp.tanh(convolved(image.astype(jnp.bfloat16), first))
-        made = jax.nn.relu(convolved(hidden, kernel) * bias + hidden)
+        made = convolved(hidden, kernel) * (jax.lax.stop_gradient(scale) if frozen else scale)
+        made = jax.nn.relu(made + hidden)
         kept = jax.random.bernoulli(jax.random.key(0), 0.9, made.shape)
         return jnp.mean(convolved(jnp.where(kept, made / 0.9, 0), last).astype(jnp.float32) ** 2)
 
     graph = graph_of(jax.grad(loss), gradient_of(FORMS["a bias"][0])[1])
     crossing = traffic(graph, graph_rules(graph), "gpu")
     masks = {op.primitive: crossing.stored[op.results[0]] for op in graph.ops if op.primitive in ("gt", "lt")}
-    assert masks == {"gt": False, "lt": True}
+    assert masks == {"gt": not frozen, "lt": True}
