@@ -7,7 +7,8 @@ something else read, the sum is in memory and the convolution's result never is;
 does so for all types, kernels, strides, dilations and numbers of spatial dimensions, for the gradients of inputs where
 kernels of 1 x 1, dilated or grouped ones make those the convolutions that they look like, and not for those of one
 channel a group, gradients of kernels, differences, factors of channels or sums of what was converted (36 forms in f32
-and bf16, and ten kinds of convolutions, compiled for H100, jax 0.10.2).
+and bf16, and ten kinds of convolutions, compiled for H100, jax 0.10.2).  That a plan may sum over devices in between is
+not looked at: then one array as large is kept for another.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import NamedTuple
 
 from ..ir import SUMS, Graph, Op
 from .indices import unviewed
+from .kinds import is_kernels_gradient
 
 
 class CudnnSum(NamedTuple):
@@ -80,16 +82,12 @@ def summed_traffic(
 
 def _forward(graph: Graph, producers: Sequence[int], op: Op) -> bool:
     """Whether XLA takes a convolution for no gradient, and has it made as it is."""
-    if op.params["batch_group_count"] > 1:
+    if op.params["batch_group_count"] > 1 or is_kernels_gradient(graph, op):
         return False
-    numbers = op.params["dimension_numbers"]
-    kernel, result = (graph.values[v].shape for v in (op.operands[1], op.results[0]))
-    window = math.prod(kernel[d] for d in numbers.rhs_spec[2:])
-    if window > math.prod(result[d] for d in numbers.out_spec[2:]):
-        return False  # a kernel's gradient: its window is a whole image
+    kernel, numbers = graph.values[op.operands[1]].shape, op.params["dimension_numbers"]
     if op.params["feature_group_count"] > 1:
         return kernel[numbers.rhs_spec[1]] > 1
-    if window == 1:
+    if math.prod(kernel[d] for d in numbers.rhs_spec[2:]) == 1:
         return math.prod(op.params["lhs_dilation"]) == 1
     maker = producers[op.operands[1]]
     turned = maker >= 0 and graph.ops[maker].primitive == "rev"

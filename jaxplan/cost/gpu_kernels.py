@@ -25,6 +25,7 @@ import numpy.typing as npt
 from ..hardware import Profile
 from ..ir import Graph, Op
 from ..sharding import MeshAxes, Strategies, pieces
+from .kinds import is_kernels_gradient
 from .tiles import local_sizes
 
 _ALIGNED_BYTES = 16
@@ -47,11 +48,9 @@ def channels_of(op: Op, graph: Graph) -> Channels | None:
     if op.primitive != "conv_general_dilated":
         return None
     numbers = op.params["dimension_numbers"]
-    lhs, rhs, result = (graph.values[v].shape for v in (*op.operands[:2], op.results[0]))
+    lhs, rhs = (graph.values[v].shape for v in op.operands[:2])
     groups = max(op.params["feature_group_count"], op.params["batch_group_count"])
-    window = math.prod(rhs[d] for d in numbers.rhs_spec[2:])
-    if window > math.prod(result[d] for d in numbers.out_spec[2:]):
-        # the gradient of a kernel: its window is a whole image, its batch the image's channels
+    if is_kernels_gradient(graph, op):
         images, results = lhs[numbers.lhs_spec[0]], rhs[numbers.rhs_spec[0]]
     else:
         images, results = rhs[numbers.rhs_spec[1]] * groups, rhs[numbers.rhs_spec[0]]

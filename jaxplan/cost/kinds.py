@@ -56,6 +56,16 @@ def kind_of(graph: Graph, op: Op, rule: Rule, platform: str) -> str:
     return "reduction" if op.primitive in REDUCTIONS or _multiplies(op, rule) else "heavy"
 
 
+def is_kernels_gradient(graph: Graph, op: Op) -> bool:
+    """Whether `op` is a convolution by windows larger than its result, as for the gradient of a kernel: the window is a
+    whole image, the batch the image's channels."""
+    if op.primitive != "conv_general_dilated":
+        return False
+    numbers = op.params["dimension_numbers"]
+    window, result = graph.values[op.operands[1]].shape, graph.values[op.results[0]].shape
+    return math.prod(window[d] for d in numbers.rhs_spec[2:]) > math.prod(result[d] for d in numbers.out_spec[2:])
+
+
 def _reduces_nothing(graph: Graph, op: Op) -> bool:
     """Whether `op` reduces dimensions of extent 1 alone, as `einsum` does that of one group, which XLA reshapes."""
     if op.primitive not in REDUCTIONS or op.primitive in ("argmax", "argmin"):

@@ -18,6 +18,7 @@ import numpy as np
 
 from ..ir import Graph, Op
 from ..sharding import MeshAxes
+from .kinds import is_kernels_gradient
 from .precision import rounds_operands
 from .residency import unmoved
 from .tiles import Tiling, device_bytes
@@ -56,10 +57,5 @@ def read_reversed(graph: Graph, producers: Sequence[int]) -> Iterator[int]:
 def _of_enlarging_kernels(graph: Graph) -> Iterator[Op]:
     """Convolutions by windows larger than their results, of images with zeros in between."""
     for op in graph.ops:
-        if op.primitive != "conv_general_dilated" or math.prod(op.params["lhs_dilation"]) == 1:
-            continue
-        numbers = op.params["dimension_numbers"]
-        kernel, result = (graph.values[v].shape for v in (op.operands[1], op.results[0]))
-        window = math.prod(kernel[d] for d in numbers.rhs_spec[2:])
-        if window > math.prod(result[d] for d in numbers.out_spec[2:]):
+        if is_kernels_gradient(graph, op) and math.prod(op.params["lhs_dilation"]) > 1:
             yield op
