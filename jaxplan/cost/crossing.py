@@ -27,6 +27,7 @@ from .merged_products import Merging
 from .on_chip import Resident
 from .product_windows import Windowed
 from .residency import SecondStack
+from .reversed_gradients import of_enlarging_kernels
 from .row_sums import RowSum
 from .scores_twice import Twice
 from .selections import WideCopy
@@ -163,6 +164,11 @@ class Traffic:
     def grouped_convolutions(self) -> tuple[Op, ...]:
         """See `grouped_convolutions`."""
         return tuple(grouped_convolutions(self.graph))
+
+    @functools.cached_property
+    def enlarging(self) -> tuple[Op, ...]:
+        """See `of_enlarging_kernels`."""
+        return tuple(of_enlarging_kernels(self.graph))
 
     def kept(self, op: Op) -> tuple[Resident | None, ...]:
         """What of an operation's operands and results may stay on the chip; () where nothing of the program may."""

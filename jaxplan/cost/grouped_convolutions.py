@@ -16,10 +16,8 @@ import numpy as np
 
 from ..ir import Graph, Op
 from ..sharding import MeshAxes
+from .precision import rounded_share
 from .tiles import LANES, device_bytes, local_sizes
-
-_ROUNDED = 2
-"""Bytes of an element as a product reads it."""
 
 
 def grouped_convolutions(graph: Graph) -> Iterator[Op]:
@@ -52,7 +50,6 @@ def copied_for_groups(
             float(device_bytes(graph.values[v], row[None], axes, "tpu", frozenset({spec[0]}))[0])
             for v, row, spec in ((read, rows[0], numbers.lhs_spec), (made, rows[1], numbers.out_spec))
         )
-        share = 1 if graph.values[read].narrowed else min(_ROUNDED / graph.values[read].item_bytes, 1)
         readers = [r for r, place in graph.uses()[read] if place == 0 and graph.ops[r].primitive == op.primitive]
-        yield times[op.index], max(times[r] for r in readers) + 1, math.ceil(images * share)
+        yield times[op.index], max(times[r] for r in readers) + 1, math.ceil(images * rounded_share(graph.values[read]))
         yield times[op.index], times[op.index] + 1, math.ceil(result)

@@ -7,7 +7,10 @@ from typing import Any
 
 from jax.lax import Precision
 
-from ..ir import Graph, Op
+from ..ir import Graph, Op, Value
+
+_ROUNDED = 2
+"""Bytes of an element as the matrix unit multiplies it."""
 
 
 def rounds_operands(op: Op, graph: Graph) -> bool:
@@ -17,6 +20,11 @@ def rounds_operands(op: Op, graph: Graph) -> bool:
     if any(one is not None and one != Precision.DEFAULT for one in both):
         return False
     return op.primitive == "conv_general_dilated" or (op.primitive == "dot_general" and not _by_vector(op, graph))
+
+
+def rounded_share(tensor: Value) -> float:
+    """What of a tensor's bytes there is of it where a product rounds it."""
+    return min(_ROUNDED / tensor.item_bytes, 1.0)
 
 
 def _by_vector(op: Op, graph: Graph) -> bool:

@@ -19,17 +19,23 @@ import numpy as np
 from ..ir import Graph, Op
 from ..sharding import MeshAxes
 from .kinds import is_kernels_gradient
-from .precision import rounds_operands
+from .precision import rounded_share, rounds_operands
 from .residency import unmoved
 from .tiles import Tiling, device_bytes
 
-_ROUNDED = 2
-"""Bytes of an element that is rounded to be multiplied."""
+
+def of_enlarging_kernels(graph: Graph) -> Iterator[Op]:
+    """The gradients of such kernels: convolutions by windows larger than their results, of images with zeros in
+    between."""
+    for op in graph.ops:
+        if is_kernels_gradient(graph, op) and math.prod(op.params["lhs_dilation"]) > 1:
+            yield op
 
 
 def reversed_gradients(
     graph: Graph,
     axes: MeshAxes,
+    found: Sequence[Op],
     times: Sequence[int],
     reads: Mapping[tuple[int, int], np.ndarray],
     images: Mapping[int, Tiling],
@@ -37,25 +43,19 @@ def reversed_gradients(
     """(start, stop, bytes) of the reversed copies.
 
     Args:
-      times: when each operation runs; reads: the layout row of every operand as it is read; images: see `Traffic`.
+      found: see `of_enlarging_kernels`; times: when each operation runs; reads: the layout row of every operand as it
+        is read; images: see `Traffic`.
     """
-    for op in _of_enlarging_kernels(graph):
+    for op in found:
         if (row := reads.get((op.index, 1))) is None:
             continue
         tensor = graph.taken(op.operands[1], [(op.index, 1)])
-        share = min(_ROUNDED / tensor.item_bytes, 1.0) if rounds_operands(op, graph) else 1.0
+        share = rounded_share(tensor) if rounds_operands(op, graph) else 1.0
         size = device_bytes(tensor, row[None], axes, "tpu", images.get(op.operands[1], "any"))[0]
         yield times[op.index], times[op.index] + 1, math.ceil(float(size) * share)
 
 
 def read_reversed(graph: Graph, producers: Sequence[int]) -> Iterator[int]:
     """What is reversed."""
-    for op in _of_enlarging_kernels(graph):
+    for op in of_enlarging_kernels(graph):
         yield unmoved(graph, producers, op.operands[1])
-
-
-def _of_enlarging_kernels(graph: Graph) -> Iterator[Op]:
-    """Convolutions by windows larger than their results, of images with zeros in between."""
-    for op in graph.ops:
-        if is_kernels_gradient(graph, op) and math.prod(op.params["lhs_dilation"]) > 1:
-            yield op

@@ -199,7 +199,7 @@ def step_memory(
         beside += [(one.start, one.stop, one.size) for one in lists]
         beside += copied_for_groups(graph, axes, crossing.grouped_convolutions, times, values, reads)
         beside += copied_in_lanes(graph, axes, crossing.unaligned, times, values)
-        beside += reversed_gradients(graph, axes, times, reads, crossing.images)
+        beside += reversed_gradients(graph, axes, crossing.enlarging, times, reads, crossing.images)
         converted = [*converted_weights(graph, axes, stored, times, values, reads)]
         converted += turned_for_loops(graph, axes, crossing.caches, times, values)
         converted += written_in_groups(graph, axes, crossing.grouped, times, lives.needed, values)

@@ -61,7 +61,8 @@ def test_each_layers_gradient_is_reversed_once_and_rounded(dtype: str, strides: 
     graph = trace(step, tuple(shapes), {}).graph
     crossing = traffic(graph, graph_rules(graph), "tpu")
     reads = {(op.index, place): np.array([NONE]) for op in graph.ops for place in range(len(op.operands))}
-    found = sorted(reversed_gradients(graph, (("data", 1),), crossing.times, reads, crossing.images))
+    gradients = reversed_gradients(graph, (("data", 1),), crossing.enlarging, crossing.times, reads, crossing.images)
+    found = sorted(gradients)
     lanes = [max(channels, 128) for channels in CHANNELS]
     sizes = [64 * (SIDE * 2**i) ** 2 * channels * 2 for i, channels in enumerate(lanes, 1)]
     assert [size for _, _, size in found] == sizes[::-1][:layers]
