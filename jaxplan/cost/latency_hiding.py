@@ -99,7 +99,7 @@ class Kernels:
         self.places_of: dict[Node, int] = {}
         self.made_of: dict[int, tuple[Node, ...]] = {}
         self.folded: dict[tuple[int, bool, int], Node] = {}
-        self.sent: dict[tuple[object, ...], Node] = {}
+        self.sent: dict[tuple[int, bytes, tuple[int, ...] | None], Node] = {}
         self.gathers: dict[tuple[object, ...], tuple[Node, Node, float]] = {}
         self.taken: dict[tuple[int, bytes], Node] = {}
         self.sums: list[tuple[Node, Sequence[int]]] = []

@@ -82,6 +82,7 @@ def simulate_memory(
     halved: Collection[int] = (),
     vector: VectorMemory | None = None,
     result_tables: float = 1.0,
+    sums_at: Mapping[int, int] | None = None,
 ) -> MemoryProfile:
     """The live sets of `graph`.
 
@@ -93,7 +94,7 @@ def simulate_memory(
       beside: (start, stop, bytes) of what else is copied; back_and_forth, converted: see there; listed: values whose
         copies are read: from when on; late: values that are made when they are read alone: since when; halved: f32
         values in whose place bf16 ones are kept.
-      result_tables: see `Profile`, TPU only.
+      result_tables: see `Profile`, TPU only; sums_at: see `beside_gathers`.
       waited: values that wait behind a loop: until when, and the share of their bytes that they wait in.
       platform: "tpu", "gpu" or "cpu", see `device_bytes`; whole_sums: see `CostModel.whole_sums`;
         images, over, copied_images, tables, spread, squares: see `Traffic`.
@@ -177,6 +178,8 @@ def simulate_memory(
         return local(value, values[value]) if value in values and id(values[value]) in pending_rows else 0
 
     awaited = awaited_sums(graph, when, summed) if platform == "tpu" else {}
+    late_sums = {value: at + 1 for value, at in (sums_at or {}).items() if summed(value)}
+    awaited.update((value, max(awaited.get(value, 0), at)) for value, at in late_sums.items())
     alike = same_indices(graph) if platform == "tpu" else {}
     copies, own_reads = _copies(graph, axes, needed, values, reads, local, when, whole_sums, awaited, alike)
     for key, (start, stop, size) in copies.items():

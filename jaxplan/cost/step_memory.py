@@ -99,6 +99,7 @@ def step_memory(
     ending: Ending | None = None
     behind: Behind | None = None
     gathering: Mapping[int, int] = {}
+    sums_at: Mapping[int, int] = {}
     updated: Mapping[int, int] = {}
     tied: Sequence[int] = ()
     if (scheduled_by := xla_times(model.profile)) is not None:
@@ -119,7 +120,7 @@ def step_memory(
         if (behind := behind_rounded(graph, axes, model, stored, values, reads)) is not None:
             times = put_behind(graph, times, behind, most_behind)
         if model.profile.gathers_in_products and seconds is not None:
-            late_gradients = beside_gathers(graph, model, stored, values, reads, outputs, seconds)
+            late_gradients, sums_at = beside_gathers(graph, model, stored, values, reads, outputs, seconds)
             gathering = dict(itertools.islice(late_gradients.items(), most_behind))
         with_last = itertools.islice(with_updates(graph, axes, values).items(), most_behind)
         updated = dict(with_last)
@@ -233,7 +234,7 @@ def step_memory(
         copied_images=crossing.copied_images, tables=crossing.tables, spread=crossing.spread, squares=crossing.squares,
         platform=model.profile.kind, whole_sums=model.whole_sums,
         vector=vector, lives=lives, converted=converted,
-        beside=beside, back_and_forth=settled, late=late, halved=halved, listed=given_up,
+        beside=beside, back_and_forth=settled, late=late, halved=halved, listed=given_up, sums_at=sums_at,
         result_tables=model.profile.result_tables or 0.0,
     )  # fmt: skip
     found = replace(found, times=tuple(times) if ending else ())

@@ -1,5 +1,6 @@
 """Weights' gradients that XLA for TPU v5e runs behind the backward pass, beside gathers of updated weights."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +11,13 @@ import optax
 import pytest
 
 import jaxplan
+from jaxplan.cost.beside_gathers import beside_gathers
 from jaxplan.hardware import compile_for, load_profile
 from jaxplan.lowering import compiled_memory
 
 LAYERS, WIDTH, BATCH, LENGTH = 3, 1024, 16, 2048
-HIDDEN_BYTES = BATCH // 8 * LENGTH * 4 * WIDTH * 2
+HIDDEN = 4 * WIDTH
+HIDDEN_BYTES = BATCH // 8 * LENGTH * HIDDEN * 2
 OPTIMIZER = optax.adamw(1e-3)
 
 
@@ -160,3 +163,75 @@ def test_gated_blocks_take_as_much_when_compiled(biased: bool) -> None:
     sharded, shapes, mesh, plan = gated("tpu-v5e:2x4", biased)
     compiled = compile_for(sharded.lower(*shapes), mesh, jaxplan.target("tpu-v5e:2x4").compiler_options)
     assert abs(plan.cost.peak_bytes / compiled_memory(compiled).peak_bytes - 1) < 0.08
+
+
+def mlp_step(small: str, clipped: bool, rows: int, layers: int = 6) -> tuple[Any, Any]:
+    """Adam's step of residual layers with scales or biases, with or without clipping of their gradients."""
+
+    def loss(weights: Any, x: jax.Array) -> jax.Array:
+        for layer in weights:
+            y = x * layer["scale"].astype(x.dtype) if small == "scale" else x
+            y = y @ layer["in"].astype(x.dtype)
+            y = nn.gelu(y + layer["bias"].astype(x.dtype) if small == "bias" else y)
+            x = x + y @ layer["out"].astype(x.dtype)
+        return jnp.square(x.astype(jnp.float32)).mean()
+
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), OPTIMIZER) if clipped else OPTIMIZER
+
+    def step(state: Any, x: jax.Array) -> tuple[Any, jax.Array]:
+        weights, moments = state
+        lost, gradients = jax.value_and_grad(loss)(weights, x)
+        updates, moments = optimizer.update(gradients, moments, weights)
+        return (optax.apply_updates(weights, updates), moments), lost
+
+    sizes = {"in": (WIDTH, HIDDEN), "out": (HIDDEN, WIDTH), "scale": (WIDTH,), "bias": (HIDDEN,)}
+    kept = {name: jax.ShapeDtypeStruct(sizes[name], jnp.float32) for name in ("in", "out", small)}
+    weights = [kept] * layers
+    state = weights, jax.eval_shape(optimizer.init, weights)
+    return step, (state, jax.ShapeDtypeStruct((rows, WIDTH), jnp.bfloat16))
+
+
+def mlp(small: str, clipped: bool, rows: int, search: str = "zero1") -> tuple[Any, Any, Any, Any]:
+    step, shapes = mlp_step(small, clipped, rows)
+    chips = jaxplan.target("tpu-v5e:2x4")
+    mesh = chips.mesh(data=8)
+    options = {"search": search, "compare_templates": False}
+    return jaxplan.auto_shard(step, mesh, donate_argnums=0, options=options), shapes, mesh, chips.compiler_options
+
+
+def test_where_scales_are_gathered_all_gradients_wait() -> None:
+    """The backward pass goes on with what is made beside what their one sum over devices adds up."""
+
+    def peak(clipped: bool) -> int:
+        sharded, shapes, *_ = mlp("scale", clipped, 2**16)
+        return int(sharded.plan(*shapes).cost.peak_bytes)
+
+    assert peak(clipped=False) > peak(clipped=True) + 4 * (2**16 // 8 * HIDDEN * 2)
+
+
+@pytest.mark.parametrize("search", ["zero1", "fsdp"])
+def test_clipped_gradients_are_summed_behind_the_backward_pass(search: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All wait for the norm; where the step gathers nothing at its end, sums stand where gradients are made."""
+    found: list[tuple[Any, Any]] = []
+
+    def recorded(graph: Any, *others: Any) -> Any:
+        found.append((graph, beside_gathers(graph, *others)))
+        return found[-1][1]
+
+    monkeypatch.setattr(sys.modules["jaxplan.cost.step_memory"], "beside_gathers", recorded)
+    sharded, shapes, *_ = mlp("scale", True, 2**16, search)
+    sharded.plan(*shapes)
+    graph, late = found[-1]
+    products = [op.index for op in graph.ops if op.primitive == "dot_general"]
+    sums = [at for value, at in late.sums.items() if graph.producers()[value] in products]
+    assert [at >= products[-2] for at in sums] == ([True] * 12 if search == "zero1" else [])
+
+
+@pytest.mark.slow
+@pytest.mark.aot_tpu
+@pytest.mark.parametrize(("small", "clipped"), [("scale", False), ("bias", False), ("scale", True)])
+def test_layers_take_as_much_when_compiled(small: str, clipped: bool) -> None:
+    sharded, shapes, mesh, options = mlp(small, clipped, 2**15)
+    predicted = sharded.plan(*shapes).cost.peak_bytes
+    compiled = compiled_memory(compile_for(sharded.lower(*shapes), mesh, options)).peak_bytes
+    assert 0.93 * compiled < predicted < 1.1 * compiled
