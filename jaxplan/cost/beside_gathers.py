@@ -200,33 +200,24 @@ class _OnTpu(Kernels):
         super().__init__(graph, model.axes, last, stored, values, reads, seconds, XlaTimes({}, {}))
 
     def gather(self, gathered: Mapping[int, Sequence[Step]]) -> None:
-        """Gathers what the step returns, at its end, in the order of the gradients that it is made of."""
+        """Gathers what the step returns, at its end, in the order of the gradients that it is made of.
+
+        Small gathers count where kernels alone lead there from a sum over devices that is made in one with others.
+        """
         latest: dict[int, int] = {}
         for op in self.walked:
             own = op.index if not self.held.isdisjoint(op.results) else 0
             latest.update(dict.fromkeys(op.results, max([own, *(latest.get(value, 0) for value in op.operands)])))
+        in_one = {*self.summed.values()}
+        sums = (key[0] for key, node in self.sent.items() if node in in_one)
+        behind_sums = _made_of(self.walked, sums, {op.index for op in self.walked if op.primitive in PRODUCTS})
         for value in sorted(gathered, key=lambda value: latest.get(value, 0)):
             sources = self.made_of.get(value, ())
-            if sources and (self._is_large(gathered[value]) or self._adds_up_in_one(sources)):
+            if sources and (value in behind_sums or all(step.bytes > _SMALL for step in gathered[value])):
                 self._collective(gathered[value], sources, len(self.graph.ops) + latest.get(value, 0))
 
-    def _is_large(self, steps: Sequence[Step]) -> bool:
-        return all(step.bytes > _SMALL for step in steps)
-
-    def _adds_up_in_one(self, sources: Iterable[Node]) -> bool:
-        """Whether kernels alone lead there from a sum over devices that is made in one with others."""
-        sums, walk, met = {*self.summed.values()}, [*sources], set[Node]()
-        while walk:
-            node = walk.pop()
-            if node in sums:
-                return True
-            if node not in met and node.start is None and (node.op < 0 or not self._is_product(node)):
-                met.add(node)
-                walk += node.reads
-        return False
-
     def _is_product(self, node: Node) -> bool:
-        return self.graph.ops[node.op].primitive in PRODUCTS
+        return node.op >= 0 and self.graph.ops[node.op].primitive in PRODUCTS
 
     def is_held(self, product: Node) -> bool:
         """Whether only the end wants what a product makes."""
@@ -241,7 +232,7 @@ class _OnTpu(Kernels):
         found: dict[int, int] = {}
         ran = 0
         for node in order:
-            if node.op >= 0 and self.graph.ops[node.op].primitive in PRODUCTS:
+            if self._is_product(node):
                 ran = max(ran, until.get(node.op, node.op))
             found.update(dict.fromkeys(values.get(node, ()), ran))
         return found
@@ -251,7 +242,7 @@ class _OnTpu(Kernels):
         place = {node: float(at) for at, node in enumerate(order)}
         starts: dict[Node, float] = {}  # of what nothing but gathers waits for, of the first of them
         readers: dict[Node, list[Node]] = {}
-        products = {node for node in order if node.op >= 0 and self.graph.ops[node.op].primitive in PRODUCTS}
+        products = {*filter(self._is_product, order)}
         for node in reversed(order):
             after = readers.get(node, [])
             if node.latency_s is not None:

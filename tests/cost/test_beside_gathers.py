@@ -27,7 +27,7 @@ class Block(nn.Module):
         y = nn.RMSNorm(dtype=jnp.bfloat16)(x)
         mask = nn.make_causal_mask(x[..., 0])
         x = x + nn.MultiHeadDotProductAttention(8, dtype=jnp.bfloat16, use_bias=False)(y, y, mask=mask)
-        y = nn.Dense(4 * WIDTH, dtype=jnp.bfloat16, use_bias=False)(nn.RMSNorm(dtype=jnp.bfloat16)(x))
+        y = nn.Dense(HIDDEN, dtype=jnp.bfloat16, use_bias=False)(nn.RMSNorm(dtype=jnp.bfloat16)(x))
         return x + nn.Dense(WIDTH, dtype=jnp.bfloat16, use_bias=False)(nn.gelu(y))
 
 
@@ -165,7 +165,7 @@ def test_gated_blocks_take_as_much_when_compiled(biased: bool) -> None:
     assert abs(plan.cost.peak_bytes / compiled_memory(compiled).peak_bytes - 1) < 0.08
 
 
-def mlp_step(small: str, clipped: bool, rows: int, layers: int = 6) -> tuple[Any, Any]:
+def mlp_step(small: str, clipped: bool, rows: int) -> tuple[Any, Any]:
     """Adam's step of residual layers with scales or biases, with or without clipping of their gradients."""
 
     def loss(weights: Any, x: jax.Array) -> jax.Array:
@@ -186,7 +186,7 @@ def mlp_step(small: str, clipped: bool, rows: int, layers: int = 6) -> tuple[Any
 
     sizes = {"in": (WIDTH, HIDDEN), "out": (HIDDEN, WIDTH), "scale": (WIDTH,), "bias": (HIDDEN,)}
     kept = {name: jax.ShapeDtypeStruct(sizes[name], jnp.float32) for name in ("in", "out", small)}
-    weights = [kept] * layers
+    weights = [kept] * 6
     state = weights, jax.eval_shape(optimizer.init, weights)
     return step, (state, jax.ShapeDtypeStruct((rows, WIDTH), jnp.bfloat16))
 
