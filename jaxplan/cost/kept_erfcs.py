@@ -3,16 +3,26 @@
 A gelu's derivative reads the function as well as its argument.  XLA for v5p keeps both for the backward pass, for v5e
 and v6e the argument alone (`keeps_erfcs`; layers of 384 to 4096 in f32, in products of three and four dimensions and a
 ConvNeXt, jax 0.10.2, libtpu 0.0.42.1; in bf16 all three keep two values, the argument and what is scaled of it).
+
+An exact gelu in f32 that is dropped out of, by bits that are hashed from a key, is too large a kernel for v5e to put
+into products: what is dropped out is written for them, as they round it, and kept until the last of them
+(`keeps_drops`; layers of 384 and 512, 64, 197 and 256 tokens, 2026-11-30).  v6e makes it again in each product; so does
+v5e of tanh's gelus, of bf16 and without the dropout.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from ..ir import Graph, Lives
 from ..sharding import ELEMENTWISE, MeshAxes
+from .converted_weights import Converted
+from .held_back import PRODUCTS
+from .masks import is_hash
+from .precision import rounded_share, rounds_operands
 from .tiles import device_bytes
 
 _F32 = 4
@@ -47,3 +57,45 @@ def kept_erfcs(
         stop = lives.intervals[origin].stop
         if times[op.index] + 1 < stop:
             yield times[op.index], stop, int(device_bytes(graph.values[value], row[None], axes, "tpu")[0])
+
+
+def kept_drops(
+    graph: Graph,
+    axes: MeshAxes,
+    stored: Sequence[bool],
+    times: Sequence[int],
+    reads: Mapping[tuple[int, int], np.ndarray],
+) -> Iterator[Converted]:
+    """What is dropped out of exact gelus in f32 for products that round it.
+
+    Args:
+      stored, times: see `Traffic`; reads: the layout row of every operand as it is read.
+    """
+    uses = graph.uses()
+    if not any(is_hash(graph, op) for op in graph.ops):
+        return
+    products = (op for op in graph.ops if op.primitive == "dot_general" and rounds_operands(op, graph))
+    for value in dict.fromkeys(value for op in products for value in op.operands):
+        tensor, readers = graph.values[value], [use for use in uses[value] if use in reads]
+        if stored[value] or not readers or not _is_dropped(graph, stored, value):
+            continue
+        moments = [times[op] for op, _ in readers]
+        size = int(device_bytes(tensor, reads[readers[0]][None], axes, "tpu")[0])
+        yield Converted(min(moments) - 1, max(moments) + 1, math.ceil(size * rounded_share(tensor)), value)
+
+
+def _is_dropped(graph: Graph, stored: Sequence[bool], value: int) -> bool:
+    """Whether one kernel would make a value by an error function in f32 and by hashing as many bits."""
+    producers, seen, left = graph.producers(), set[int](), [value]
+    size, found = math.prod(graph.values[value].shape), set[str]()
+    while left:
+        made = left.pop()
+        if made in seen or (made != value and stored[made]) or (maker := producers[made]) < 0:
+            continue
+        seen.add(made)
+        op = graph.ops[maker]
+        if is_hash(graph, op) or (op.primitive == "erfc" and graph.values[made].item_bytes == _F32):
+            found.add(op.primitive)
+        if op.primitive not in PRODUCTS:
+            left += [v for v in op.operands if math.prod(graph.values[v].shape) == size]
+    return len(found) > 1

@@ -15,6 +15,11 @@ from .vector_memory import Stay, VectorMemory
 _COMPUTED = frozenset({"activations", "residuals", "scratch"})
 """Parts that kernels write: XLA for TPU lets no all_gather or exchange write into the caller's buffers."""
 
+TABLE_BYTES = 2**14
+"""What every result of several arrays has on TPU beside these: a table of 512 bytes, in 16 KiB that nothing else uses
+before or after it. Kernels of several results, collectives, and copies to and from the vector memory have one each; see
+`vector_memory` and, for steps that leave it alone, `Profile.result_tables` for how many."""
+
 _GAPS, _ROOMS, _MANY = 0.06, 2, 50
 """What gaps take of buffers that are copied out of vector memory or into it, up to twice what that has room for, where
 there are as many. The copies break up the order in which buffers come and go: of nine networks of 36 MB to 1.1 GB,
@@ -95,7 +100,8 @@ class Ledger:
         """Gaps are those of all buffers: where vector memory has some, others come and go in main memory for it."""
         on_chip, gone = list[Stay](), list[Stay]()
         if self._vector is not None:
-            on_chip, gone = self._vector.kept(self._stays, most_alive(self._placed))
+            on_chip, gone, tables = self._vector.kept(self._stays, most_alive(self._placed))
+            self.add("tables", 0, self._length, tables * TABLE_BYTES, given=True)
         for one in on_chip:
             self._parts[one.part][one.start] -= one.size
             self._parts[one.part][one.stop] += one.size

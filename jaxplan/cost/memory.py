@@ -26,7 +26,7 @@ from .fills import Fill, filled_since
 from .held_back import PRODUCTS, awaited_sums
 from .images import lanes_read
 from .indices import same_indices
-from .ledger import Ledger, MemoryProfile
+from .ledger import TABLE_BYTES, Ledger, MemoryProfile
 from .lookups import Lookups, lookups_of
 from .residency import SecondStack
 from .selections import is_selection
@@ -34,11 +34,6 @@ from .squares import Squares, whole_squares
 from .tables import RowUpdate, table_copies, tiled_as_read, tiled_in_rows
 from .tiles import Tiling, device_bytes, gathered_bytes
 from .vector_memory import VectorMemory
-
-_TABLE_BYTES = 2**14
-"""What every result of several arrays has on TPU beside these: a table of 512 bytes, in 16 KiB that nothing else uses
-before or after it. Kernels of several results, collectives, and copies to and from the vector memory have one each; see
-`Profile.result_tables` for how many."""
 
 _LOOP_BUFFERS = ("carry_init", "scan_stack")
 """What makes values that are there as long as their loop, sums that are pending too: of accumulated gradients."""
@@ -169,8 +164,8 @@ def simulate_memory(
             ledger.add("results", 0, whole, local(value, row), given=True)
             if platform == "tpu":
                 placed.add(value)
-    if platform == "tpu":
-        ledger.add("tables", 0, whole, int(result_tables * sum(stored)) * _TABLE_BYTES, given=True)
+    if platform == "tpu" and vector is None:
+        ledger.add("tables", 0, whole, int(result_tables * sum(stored)) * TABLE_BYTES, given=True)
     for op, size in (op_scratch or {}).items():
         ledger.add("scratch", when[op], when[op] + 1, size)
 

@@ -39,7 +39,7 @@ from .held_back import (
 )
 from .indices import prepared_indices, validity_masks
 from .invariants import Invariant
-from .kept_erfcs import kept_erfcs
+from .kept_erfcs import kept_drops, kept_erfcs
 from .kept_scores import kept_scores
 from .kept_tanhs import kept_tanhs
 from .latency_hiding import Ending, ending_of
@@ -202,6 +202,8 @@ def step_memory(
         beside += copied_in_lanes(graph, axes, crossing.unaligned, times, values)
         beside += reversed_gradients(graph, axes, crossing.enlarging, times, reads, crossing.images)
         converted = [*converted_weights(graph, axes, stored, times, values, reads)]
+        if model.profile.keeps_drops:
+            converted += kept_drops(graph, axes, stored, times, reads)
         converted += turned_for_loops(graph, axes, crossing.caches, times, values)
         converted += written_in_groups(graph, axes, crossing.grouped, times, lives.needed, values)
         if seconds is not None:

@@ -22,6 +22,14 @@ What loops stack is in main memory there: an iteration reads too little of it to
 
 What kernels make for a later loop is copied for it, and left in main memory, too.
 
+Each copy there or back has a table of results, see `memory`. A large buffer is copied there in slices along its first
+dimension, of two tables each: a v5e's in four from 1 MiB on, a v6e's in pieces of 4 MiB, a v5p's whole (profile fields
+`copied_slices`, `slice_bytes`). What has a table besides is counted (twelve networks on v5e, jax 0.10.2, 2026-11-30): a
+kernel of several results for a fourth of all values in memory (0.18 to 0.27), and small buffers, whose places aren't
+sought, one copy for a given one (0.4 to 1.9) and one in eight others. Of 21 networks on v5e the tables come out at 0.4
+to 1.6 of XLA's, in 16 of them within 30 %; by values alone they were at 0.34 to 1.65, in ten within 30 %. Too few are
+those of steps that accumulate gradients in a loop, which copies weights in at each read (0.4 of XLA's, twice).
+
 Of 26 networks of 12 MB to 1.2 GB on eight v5e (our plan, jax 0.10.2, 2026-11-28) a GPT of 54 MB has everything there
 but four buffers, a Llama in bf16 two of its four layers' scores beside its logits, a mixture of experts next to
 nothing, for its scatters are taken to last longer than the longest wait. A DLRM's tables have the compiler's places in
@@ -63,6 +71,9 @@ _LARGEST, _OFTEN = 0.75, 4
 _LARGE = 1e-4
 """Buffers under this share of vector memory are left where they are."""
 
+_OF_SEVERAL, _OF_SMALL_GIVEN, _OF_SMALL = 0.25, 1.0, 0.125
+"""Tables for each value in memory, each small argument and each other small buffer."""
+
 
 class Stay(NamedTuple):
     """A buffer that may lie on the chip: of which part of memory, from when to when, its bytes and what it holds.
@@ -76,6 +87,14 @@ class Stay(NamedTuple):
     size: int
     value: int = -1
     given: bool = False
+
+
+class Placed(NamedTuple):
+    """Where buffers lie: `kept`, `gone`: see `VectorMemory.kept`; tables: of results that copies and kernels have."""
+
+    kept: list[Stay]
+    gone: list[Stay]
+    tables: int
 
 
 class Places:
@@ -116,6 +135,9 @@ class VectorMemory(NamedTuple):
       uses: of every value when it is read.
       outside: values that lie in main memory.
       written: values that their kernels may write there; None for all.
+      of_several: kernels of several results.
+      slices, slice_bytes: how buffers are copied there, see `Profile.copied_slices`; firsts: of values, what they have
+        along their first dimension.
     """
 
     room: int
@@ -127,8 +149,12 @@ class VectorMemory(NamedTuple):
     uses: Mapping[int, Sequence[int]]
     outside: frozenset[int]
     written: frozenset[int] | None
+    of_several: int = 0
+    slices: int = 1
+    slice_bytes: int = 0
+    firsts: Sequence[int] = ()
 
-    def kept(self, stays: Sequence[Stay], most: int) -> tuple[list[Stay], list[Stay]]:
+    def kept(self, stays: Sequence[Stay], most: int) -> Placed:
         """Those, or the pieces of those that loops stack, that have a place in vector memory all along, or since they
         are back for good, and those that come and go: arguments aside.
 
@@ -136,21 +162,34 @@ class VectorMemory(NamedTuple):
           most: bytes of all buffers, these and others, that are ever alive at once.
         """
         pieces = [piece for stay in stays if stay.size >= _LARGE * self.room for piece in self._pieces(stay)]
+        small = [stay.given for stay in stays if stay.size < _LARGE * self.room]
+        tables = self.of_several + int(_OF_SMALL_GIVEN * sum(small) + _OF_SMALL * (len(small) - sum(small)))
         largest = _LARGEST * self.room
         usual = largest - min(max(most - self.room, 0), self.room) / 4
         places, kept, gone = Places(self.room, len(pieces)), list[Stay](), list[Stay]()
         copying_s = np.diff(self.elapsed_s)  # what is left for copies
         for one in sorted(pieces, key=lambda stay: (-self._worth(stay), -stay.size)):
-            small = one.size <= usual or (one.size <= largest and self._pays_often(one))
-            if small and self._begins_there(one) and self._fits(one) and places.take(one.start, one.stop, one.size):
+            fits = one.size <= usual or (one.size <= largest and self._pays_often(one))
+            if fits and self._begins_there(one) and self._fits(one) and places.take(one.start, one.stop, one.size):
                 kept.append(one)
                 continue
-            ever, back = self._come_and_go(one, places, copying_s)
+            ever, back, times = self._come_and_go(one, places, copying_s)
+            tables += times * self._tables_in(one)
             if ever and not one.given:
                 gone.append(one)
-                if back is not None and small:
+                tables += self._begins_there(one)
+                if back is not None and fits:
                     kept.append(one._replace(start=back))
-        return kept, gone
+        return Placed(kept, gone, tables)
+
+    def _tables_in(self, stay: Stay) -> int:
+        """Of a copy to vector memory."""
+        if not 0 < self.slice_bytes <= stay.size:
+            return 1
+        first = self.firsts[stay.value] if stay.value < len(self.firsts) else 0
+        pieces = self.slices or math.ceil(stay.size / self.slice_bytes)
+        pieces = min(pieces, first or pieces)
+        return 1 if pieces == 1 else 2 * pieces
 
     def _pays_often(self, stay: Stay) -> bool:
         return len(self._reads(stay)) >= _OFTEN and self._worth(stay) > 0
@@ -191,10 +230,11 @@ class VectorMemory(NamedTuple):
         waits = zip(ends, reads, strict=False)
         return all(self._may_wait(stay, end, read[0]) and self._may_stay(stay, *read) for end, read in waits)
 
-    def _come_and_go(self, stay: Stay, places: Places, copying_s: np.ndarray) -> tuple[bool, int | None]:
-        """Takes room for what is there until some read, and is copied in before others; whether it ever is, and since
-        when for good."""
+    def _come_and_go(self, stay: Stay, places: Places, copying_s: np.ndarray) -> tuple[bool, int | None, int]:
+        """Takes room for what is there until some read, and is copied in before others; whether it ever is, since when
+        for good, and how often it is copied in."""
         there, before, since, ever, back = self._begins_there(stay), stay.start, stay.start, False, None
+        times = 0
         for read in self._reads(stay):
             if not there or not self._holds(stay, since, read, places):
                 since, left_s = read[0], stay.size / self.bytes_per_s
@@ -206,9 +246,10 @@ class VectorMemory(NamedTuple):
                     copying_s[since : read[0]] = 0.0
                     copying_s[since] = -left_s
                 back = read[0] if there else None
+                times += there
             ever |= there
             before, since = read[1], read[1] + 1
-        return ever, back
+        return ever, back, times
 
     def _holds(self, stay: Stay, since: int, read: tuple[int, int], places: Places) -> bool:
         """Whether it may be there from `since` until the end of a read; it then has a place."""
@@ -282,6 +323,10 @@ def vector_memory(
         uses=_uses(graph, stored, times, needed),
         outside=frozenset(outside),
         written=frozenset(v for op in fused for v in op.results) if profile.split_vector_memory else None,
+        of_several=int(_OF_SEVERAL * sum(stored)),
+        slices=profile.copied_slices or 0,
+        slice_bytes=profile.slice_bytes or 0,
+        firsts=[tensor.shape[0] if tensor.shape else 1 for tensor in graph.values],
     )
 
 

@@ -113,7 +113,10 @@ class Profile:
       vector_memory_bytes: of vector memory for buffers, see `cost.vector_memory`; TPU only.
       split_vector_memory: 1 where a device is two cores with vector memory each: only fused loops write there; else 0;
         TPU only.
-      result_tables: tables of results of several arrays for each value that is stored, see `cost.memory`; TPU only.
+      result_tables: tables of results of several arrays for each value that is stored, where vector memory is not
+        looked at, see `cost.ledger`; TPU only.
+      copied_slices, slice_bytes: a buffer of so many bytes is copied to vector memory in as many slices, 0 for as many
+        as there are such pieces in it; TPU only.
       assigned_efficiency, assigned_flops_share: the shares of memory's datasheet rate and of the peak that XLA reckons
         with where it decides what lies in vector memory; TPU only.
       window_bytes, window_efficiency: what windows of a large product's result and sum fill of vector memory, and the
@@ -128,6 +131,7 @@ class Profile:
         only.
       gathers_in_products: 1 where results are gathered beside products, see `cost.beside_gathers`, else 0; TPU only.
       keeps_erfcs: 1 where exact gelus in f32 are kept beside their arguments, see `cost.kept_erfcs`, else 0; TPU only.
+      keeps_drops: 1 where what is dropped out of those is written for products, see there, else 0; TPU only.
       keeps_scores: 1 where scores in f32 are kept beside their softmax's argument, see `cost.kept_scores`, else 0; TPU
         only.
       shared_operand_ratio, batched_operand_ratio, rounded_operand_ratio: from how many times the elements of a
@@ -165,6 +169,8 @@ class Profile:
     vector_memory_bytes: int | None = None
     split_vector_memory: int | None = None
     result_tables: float | None = None
+    copied_slices: int | None = None
+    slice_bytes: int | None = None
     assigned_efficiency: float | None = None
     assigned_flops_share: float | None = None
     matmul_rows: int | None = None
@@ -178,6 +184,7 @@ class Profile:
     late_stacks: int | None = None
     gathers_in_products: int | None = None
     keeps_erfcs: int | None = None
+    keeps_drops: int | None = None
     keeps_scores: int | None = None
     shared_operand_ratio: float | None = None
     batched_operand_ratio: float | None = None
