@@ -162,7 +162,9 @@ def test_products_for_gates_wait_for_the_gathers_that_wait_for_them_alone() -> N
 def test_gated_blocks_take_as_much_when_compiled(biased: bool) -> None:
     sharded, shapes, mesh, plan = gated("tpu-v5e:2x4", biased)
     compiled = compile_for(sharded.lower(*shapes), mesh, jaxplan.target("tpu-v5e:2x4").compiler_options)
-    assert abs(plan.cost.peak_bytes / compiled_memory(compiled).peak_bytes - 1) < 0.08
+    # gaps are another model's (`packing`), which says 46 and 63 MB here where XLA leaves 19 and none
+    alive = plan.cost.peak_bytes - plan.cost.peak_parts.get("gaps", 0)
+    assert abs(alive / compiled_memory(compiled).peak_bytes - 1) < 0.03
 
 
 def mlp_step(small: str, clipped: bool, rows: int) -> tuple[Any, Any]:
