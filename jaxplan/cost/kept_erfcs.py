@@ -13,16 +13,17 @@ v5e of tanh's gelus, of bf16 and without the dropout.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from ..ir import Graph, Lives
+from ..ir import Graph, Lives, Op
 from ..sharding import ELEMENTWISE, MeshAxes
 from .converted_weights import Converted
 from .held_back import PRODUCTS
 from .masks import is_hash
 from .precision import rounded_share, rounds_operands
+from .residency import made_of
 from .tiles import device_bytes
 
 _F32 = 4
@@ -43,8 +44,8 @@ def kept_erfcs(
     """
     producers, uses = graph.producers(), graph.uses()
     for op in graph.ops:
-        value = op.results[0] if op.primitive == "erfc" else -1
-        if value < 0 or stored[value] or graph.values[value].item_bytes != _F32 or len(uses[value]) < 2:
+        value = op.results[0] if _is_erfc(graph, op) else -1
+        if value < 0 or stored[value] or len(uses[value]) < 2:
             continue
         origin = op.operands[0]
         while not stored[origin] and (maker := producers[origin]) >= 0 and graph.ops[maker].primitive in ELEMENTWISE:
@@ -71,9 +72,9 @@ def kept_drops(
     Args:
       stored, times: see `Traffic`; reads: the layout row of every operand as it is read.
     """
-    uses = graph.uses()
     if not any(is_hash(graph, op) for op in graph.ops):
         return
+    uses = graph.uses()
     products = (op for op in graph.ops if op.primitive == "dot_general" and rounds_operands(op, graph))
     for value in dict.fromkeys(value for op in products for value in op.operands):
         tensor, readers = graph.values[value], [use for use in uses[value] if use in reads]
@@ -86,16 +87,17 @@ def kept_drops(
 
 def _is_dropped(graph: Graph, stored: Sequence[bool], value: int) -> bool:
     """Whether one kernel would make a value by an error function in f32 and by hashing as many bits."""
-    producers, seen, left = graph.producers(), set[int](), [value]
-    size, found = math.prod(graph.values[value].shape), set[str]()
-    while left:
-        made = left.pop()
-        if made in seen or (made != value and stored[made]) or (maker := producers[made]) < 0:
-            continue
-        seen.add(made)
-        op = graph.ops[maker]
-        if is_hash(graph, op) or (op.primitive == "erfc" and graph.values[made].item_bytes == _F32):
-            found.add(op.primitive)
-        if op.primitive not in PRODUCTS:
-            left += [v for v in op.operands if math.prod(graph.values[v].shape) == size]
-    return len(found) > 1
+    producers, size = graph.producers(), math.prod(graph.values[value].shape)
+
+    def has(wanted: Callable[[Op], bool]) -> bool:
+        def within(op: Op) -> bool:
+            return not stored[op.results[0]] and op.primitive not in PRODUCTS and not wanted(op)
+
+        made = (v for v in made_of(graph, producers, value, within) if producers[v] >= 0 and not stored[v])
+        return any(wanted(graph.ops[producers[v]]) and math.prod(graph.values[v].shape) == size for v in made)
+
+    return has(lambda op: is_hash(graph, op)) and has(lambda op: _is_erfc(graph, op))
+
+
+def _is_erfc(graph: Graph, op: Op) -> bool:
+    return op.primitive == "erfc" and graph.values[op.results[0]].item_bytes == _F32

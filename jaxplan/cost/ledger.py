@@ -23,8 +23,8 @@ before or after it. Kernels of several results, collectives, and copies to and f
 _GAPS, _ROOMS, _MANY = 0.06, 2, 50
 """What gaps take of buffers that are copied out of vector memory or into it, up to twice what that has room for, where
 there are as many. The copies break up the order in which buffers come and go: of nine networks of 36 MB to 1.1 GB,
-compiled for v5e and v6e, gaps were 0 to 19 MB, 11 in the median and 14 or less in five of six, tables of results (see
-`memory`) aside (jax 0.10.2, libtpu 0.0.42.1, 2026-11-29); a few buffers leave none."""
+compiled for v5e and v6e, gaps were 0 to 19 MB, 11 in the median and 14 or less in five of six, tables of results
+(see `TABLE_BYTES`) aside (jax 0.10.2, libtpu 0.0.42.1, 2026-11-29); a few buffers leave none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ smallest gap that is free for all of its life, else on top (`GlobalDecreasingSiz
 xla/service/heap_simulator/heap_simulator.h), once by size and once by size and length of life, and keeps the better.
 XLA for TPU places them in the order of the program: in Llama compiled for v5p the gradient of the head, 66 MB, lies on
 top of the 2.1 GB of logits that it is made of, and leaves a gap of 1.1 GB below the next layer's scores (libtpu
-0.0.42.1).  Each takes a multiple of 16 KiB, above the tables of results (see `memory`): so placed, XLA's own buffers
+0.0.42.1).  Each takes a multiple of 16 KiB, above the tables of results (see `ledger`): so placed, XLA's own buffers
 with their own lives are as high as XLA has them, within 0.1 %, in 25 of 26 networks' steps compiled for v5e, v5p and
 v6e.  What statistics of a few bytes lie between those that are freed decides over gaps of up to a fifth there; which
 ones do, and from when on, is not known well enough here: with all of ours placed, gaps came nearer to XLA's in some

@@ -22,7 +22,7 @@ What loops stack is in main memory there: an iteration reads too little of it to
 
 What kernels make for a later loop is copied for it, and left in main memory, too.
 
-Each copy there or back has a table of results, see `memory`. A large buffer is copied there in slices along its first
+Each copy there or back has a table of results, see `ledger`. A large buffer is copied there in slices along its first
 dimension, of two tables each: a v5e's in four from 1 MiB on, a v6e's in pieces of 4 MiB, a v5p's whole (profile fields
 `copied_slices`, `slice_bytes`). What has a table besides is counted (twelve networks on v5e, jax 0.10.2, 2026-11-30): a
 kernel of several results for a fourth of all values in memory (0.18 to 0.27), and small buffers, whose places aren't
@@ -45,6 +45,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -152,7 +153,7 @@ class VectorMemory(NamedTuple):
     of_several: int = 0
     slices: int = 1
     slice_bytes: int = 0
-    firsts: Sequence[int] = ()
+    firsts: Mapping[int, int] = MappingProxyType({})
 
     def kept(self, stays: Sequence[Stay], most: int) -> Placed:
         """Those, or the pieces of those that loops stack, that have a place in vector memory all along, or since they
@@ -186,9 +187,8 @@ class VectorMemory(NamedTuple):
         """Of a copy to vector memory."""
         if not 0 < self.slice_bytes <= stay.size:
             return 1
-        first = self.firsts[stay.value] if stay.value < len(self.firsts) else 0
         pieces = self.slices or math.ceil(stay.size / self.slice_bytes)
-        pieces = min(pieces, first or pieces)
+        pieces = min(pieces, self.firsts.get(stay.value, pieces))
         return 1 if pieces == 1 else 2 * pieces
 
     def _pays_often(self, stay: Stay) -> bool:
@@ -326,7 +326,7 @@ def vector_memory(
         of_several=int(_OF_SEVERAL * sum(stored)),
         slices=profile.copied_slices or 0,
         slice_bytes=profile.slice_bytes or 0,
-        firsts=[tensor.shape[0] if tensor.shape else 1 for tensor in graph.values],
+        firsts={tensor.index: tensor.shape[0] for tensor in graph.values if tensor.shape},
     )
 
 

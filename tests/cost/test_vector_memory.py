@@ -82,7 +82,7 @@ def test_arguments_that_are_about_to_be_read_take_room() -> None:
 def test_copies_have_tables(slices: int, slice_bytes: int, first: int, of_a_copy: int) -> None:
     """One there and back, two for each slice."""
     memory = chip([0.2] * 12, {1: [3, 11], 2: [1, 11]})._replace(
-        of_several=7, slices=slices, slice_bytes=slice_bytes, firsts=[first] * 3
+        of_several=7, slices=slices, slice_bytes=slice_bytes, firsts={1: first, 2: first}
     )
     argument = Stay("parameter", 0, 12, 50, value=1, given=True)
     assert memory.kept([argument], 0).tables == 7 + 2 * of_a_copy
