@@ -37,7 +37,7 @@ from .joined_images import whole_gradients
 from .kept_tanhs import biased_tanhs
 from .kernel_starts import kernel_starts
 from .kinds import COMPUTED_AGAIN, SMALL, kinds_of, source_values
-from .levels import costs_more_again, kernels_reading, levels_of, run_at_level
+from .levels import convolutions_reading, costs_more_again, kernels_reading, levels_of, run_at_level
 from .lookups import Lookups, lookups_of
 from .masks import (
     COMPARISONS,
@@ -123,6 +123,7 @@ class _Kernels:
         self.bent = set[int]()  # on GPU, what a kernel has computed of a curve of something normalised, see `masks`
         summed = {v for op in graph.ops if self.kinds[op.index] == "reduction" for v in op.operands}
         self.reduced = summed.union(unwidened(graph, self.producers, v) for v in summed)
+        self.convolved = convolutions_reading(graph, rules, self.kinds, kept, self.reduced) if tpu else {}
         smaller, converted = self._find_leaves()
         if smaller or converted:
             self.again = frozenset(v for scores in converted for v in made_at_once(graph, self.producers, scores))
@@ -182,7 +183,7 @@ class _Kernels:
         self.bent.clear()
         made_of: dict[int, list[int]] = {}
         crosses = [False] * len(self.graph.values)
-        contracted = [False] * len(self.graph.values)
+        contracted, roots = [False] * len(self.graph.values), ("rsqrt",) if self.platform == "tpu" else ()
         for op in self.graph.ops:
             product = self.rules[op.index].matmul
             for value in op.operands:
@@ -201,10 +202,11 @@ class _Kernels:
                 if not self.stored[value]:
                     self.leaves[value] = self._from_operands(op, value)
                     leaves = self.leaves[value]
-                    dear = leaves is None or (contracted[value] and self._kept(value))
+                    dear = leaves is None or (contracted[value] and self._kept(value)) or op.primitive in roots
                     if self.readers and leaves is not None and value not in self.awaited.values:
-                        dear |= costs_more_again(self.readers[value], self.bytes[value], leaves)
-                    if crosses[value] and dear and not self.source[value]:
+                        kernels = self.convolved.get(value, self.readers[value])
+                        dear |= costs_more_again(kernels, self.bytes[value], leaves)
+                    if (crosses[value] or value in self.convolved) and dear and not self.source[value]:
                         self.stored[value] = True
                         if self.leaves[value] is not None:
                             self.cheap.add(value)

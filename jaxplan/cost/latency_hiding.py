@@ -7,8 +7,11 @@ gradient that comes in, the gathers of its weights too.  What gradients make lie
 
 A kernel is what is written to memory, with all before it that is not.  It is no kernel but a reshape that a product
 reads an operand through where that has several dimensions of a kind, and a part of a kernel's results where it writes
-others beside it (see `kernel_results`).  How long a kernel lasts to XLA: see `hardware.xla_times`; the time of what
-moves memory alone is the cost model's.
+others beside it (see `kernel_results`).  How long a kernel lasts to XLA: see `hardware.xla_times`; what moves memory
+alone takes the time of that, and no kernel's start (`product_times.moving_times`): behind a small one everything waits
+for a microsecond, in which weights' gradients run.  With the start in it they ran where they stand in a VAE whose group
+normalisations have ten such kernels a convolution: 1986 MB were planned where 2363 were compiled, 2322 are without it
+(H100, jax 0.10.2, from the scheduler's log).
 """
 
 from __future__ import annotations

@@ -121,6 +121,23 @@ def kernels_reading(
     return [count.bit_count() + other for count, other in zip(products, others, strict=True)]
 
 
+def convolutions_reading(
+    graph: Graph, rules: Sequence[Rule], kinds: Sequence[str], kept: Collection[int], summed: Collection[int]
+) -> dict[int, int]:
+    """Of sums that are normalised (`summed`): how many kernels read each, that of its statistics and convolutions that
+    read it or what it is normalised to; without those that none reads.  `kept`: see `kernels_reading`."""
+    read = [0] * len(graph.values)
+    for op in reversed(graph.ops):
+        later = 0
+        for value in op.results if kinds[op.index] == "fused" else ():
+            later |= read[value] * (value not in kept)
+        convolution = op.primitive == "conv_general_dilated" and rules[op.index].matmul
+        for value in op.operands:
+            read[value] |= later | convolution << op.index
+    made = {v for op in graph.ops if op.primitive in SUMS for v in op.results}
+    return {value: read[value].bit_count() + 1 for value in made.intersection(summed) if read[value]}
+
+
 def _levels_reading(
     graph: Graph, rules: Sequence[Rule], kinds: Sequence[str], op_levels: Sequence[int], kept: Collection[int]
 ) -> list[int]:
@@ -153,7 +170,8 @@ def costs_more_again(kernels: int, size: float, leaves: Mapping[int, float]) -> 
     weights and of its input and its bias' sum read; not the first layer's, whose input needs no gradient (networks
     of group normalisation in f32 and bf16, v5e); and a stream of activations with a scaled branch added, whose
     normalisation two products read, though the branch is kept for the scale's gradient (layer scales of a ConvNeXt and
-    a DINO, v5e, v5p and v6e, jax 0.10.2, libtpu 0.0.42.1).  So does XLA for GPU, which writes it by a kernel of its own
+    a DINO, v5e, v5p and v6e, jax 0.10.2, libtpu 0.0.42.1), or a convolution does and that of its gradient, beside the
+    kernel that sums it (where a ConvNeXt's stages end).  So does XLA for GPU, which writes it by a kernel of its own
     or beside the normalisation's sums: one more than there (a BEiT and a DINO in f32, H100).
 
     Args:

@@ -1,5 +1,5 @@
 """Products as XLA's scheduler for GPU has them: what it takes them to last (see `hardware.xla_times`), and which
-operands they read through a reshape, an instruction of its own to it."""
+operands they read through a reshape, an instruction of its own to it; and what other kernels last to it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import numpy as np
 
 from ..hardware import CONVOLUTION_S, XlaTimes
 from ..ir import Graph, Op
-from ..sharding import MeshAxes
+from ..sharding import MeshAxes, pieces
+from .crossing import Traffic
 from .held_back import PRODUCTS
+from .model import CostModel
 from .split_k import local_product
 
 
@@ -45,3 +47,32 @@ def is_folded(graph: Graph, op: Op, place: int) -> bool:
     summed, batch = op.params["dimension_numbers"]
     others = len(graph.values[op.operands[place]].shape) - len(summed[place]) - len(batch[place])
     return len(summed[place]) > 1 or len(batch[place]) > 1 or others > 1
+
+
+def moving_times(
+    last: Sequence[Op],
+    axes: MeshAxes,
+    model: CostModel,
+    crossing: Traffic,
+    values: Mapping[int, np.ndarray],
+    reads: Mapping[tuple[int, int], np.ndarray],
+) -> dict[int, float]:
+    """Seconds that each operation takes to XLA for what it reads and writes, its kernel's start not among them (the
+    `exec_time` of xla/service/gpu/model/gpu_performance_model.cc).
+
+    Args:
+      last: the operations, of a step laid out in `axes`.
+      values, reads: see `ending_of`.
+    """
+    found: dict[int, float] = {}
+    for op in last:
+        read = enumerate(crossing.reads[op.index])
+        size = sum(part / _pieces(reads.get((op.index, place)), axes) for place, part in read if part)
+        written = zip(op.results, crossing.writes[op.index], strict=False)
+        size += sum(part / _pieces(values.get(value), axes) for value, part in written if part)
+        found[op.index] = float(model.memory_seconds(np.asarray(size)))
+    return found
+
+
+def _pieces(row: np.ndarray | None, axes: MeshAxes) -> float:
+    return 1.0 if row is None else float(pieces(row[None], axes)[0])

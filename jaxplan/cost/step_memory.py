@@ -49,6 +49,7 @@ from .model import CostModel
 from .padded_images import padded_images
 from .pooling import places_of_poolings
 from .product_slices import slice_scratch
+from .product_times import moving_times
 from .reversed_gradients import reversed_gradients
 from .rings import ring_operands
 from .rounded_sums import Behind, behind_rounded, put_behind
@@ -105,7 +106,8 @@ def step_memory(
     if (scheduled_by := xla_times(model.profile)) is not None:
         last = behind_loops(graph)
         if seconds is not None:
-            ending = ending_of(graph, axes, last, stored, values, reads, seconds, scheduled_by, times)
+            moving = moving_times(last, axes, model, crossing, values, reads)
+            ending = ending_of(graph, axes, last, stored, values, reads, moving, scheduled_by, times)
             times = tuple(ending.times.get(index, at) for index, at in enumerate(times))
         else:
             times = held_back(graph, axes, stored, times, values, reads, outputs)

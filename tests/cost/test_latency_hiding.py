@@ -14,7 +14,9 @@ import jaxplan
 from jaxplan.cost import traffic
 from jaxplan.cost.held_back import behind_loops
 from jaxplan.cost.latency_hiding import Ending, ending_of
-from jaxplan.hardware import load_profile, xla_times
+from jaxplan.cost.model import CostModel
+from jaxplan.cost.product_times import moving_times
+from jaxplan.hardware import VIEW_S, load_profile, xla_times
 from jaxplan.ir import Graph, trace
 from jaxplan.lowering import compiled_memory
 from jaxplan.sharding import UNREDUCED, graph_rules
@@ -199,6 +201,24 @@ def test_where_a_block_gathers_more_than_it_makes_ever_more_gradients_wait() -> 
         return max(sum(i < at and times[at] < times[i] for i in gradients(graph)) for at in entries(graph))
 
     assert 0 < most_waiting(BLOCKS) < most_waiting(24) < 2 * 24
+
+
+def test_what_moves_little_takes_less_than_its_start() -> None:
+    """What waits behind it waits for the rest of a microsecond; what is cut into pieces takes the time of one."""
+    large, small = of(1024, 8192, dtype=jnp.float32), of(8, 16, dtype=jnp.float32)
+    graph = trace(lambda x, y: (jnp.sum(x * x, 1), jnp.sum(y * y, 1)), [large, small], {}).graph
+    profile = load_profile("h100")
+    model = CostModel(profile=profile, axes=(), links=())
+    crossing = traffic(graph, graph_rules(graph), "gpu")
+    sums = [op.index for op in graph.ops if op.primitive == "reduce_sum"]
+    cut = np.array([0, -1], np.int8)
+    reads = {(op.index, place): cut for op in graph.ops for place, v in enumerate(op.operands)
+             if graph.values[v].shape == large.shape}  # fmt: skip
+    whole, pieces = (moving_times(graph.ops, AXES, model, crossing, {}, rows) for rows in ({}, reads))
+    assert max(whole[sums[1]], 1e-9) < VIEW_S < profile.op_overhead_s
+    moved = [sum(took.values()) for took in (whole, pieces)]
+    assert moved[0] == pytest.approx(4 * 1024 * 8192 / profile.hbm_bytes_per_s / profile.hbm_efficiency, rel=1e-2)
+    assert moved[1] == pytest.approx(moved[0] / 8, rel=1e-2)
 
 
 @pytest.mark.aot_gpu

@@ -172,3 +172,50 @@ def test_what_is_split_is_written_whole_and_no_part_of_it() -> None:
         splits = [op for op in graph.ops if op.primitive == "split"]
         assert splits and all(stored[op.operands[0]] for op in splits)
         assert not any(stored[part] for op in splits for part in op.results)
+
+
+def stages(weights: Any, x: Any) -> Any:
+    """A ConvNeXt's: a scaled branch is added, and what a stage ends with is normalised and convolved."""
+    for (wide, narrow, scale), down in weights:
+        x = x + scale * (jax.nn.gelu(over_channels(x) @ wide) @ narrow)
+        x = jax.lax.conv_general_dilated(
+            over_channels(x), down, (2, 2), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+    return x
+
+
+def over_channels(x: Any) -> Any:
+    wide = x.astype(jnp.float32)
+    centred = wide - wide.mean(-1, keepdims=True)
+    return (centred * jax.lax.rsqrt((centred * centred).mean(-1, keepdims=True) + 1e-6)).astype(x.dtype)
+
+
+def stages_graph(side: int) -> Any:
+    def of(*shape: int) -> Any:
+        return jax.ShapeDtypeStruct(shape, BF16)
+
+    block = of(CHANNELS, 4 * CHANNELS), of(4 * CHANNELS, CHANNELS), of(CHANNELS)
+    weights = [(block, of(2, 2, CHANNELS, CHANNELS))] * 2
+    return trace(step(stages), (weights, of(64, side, side, CHANNELS)), {}).graph
+
+
+def test_what_a_stage_ends_with_is_in_memory_once_it_is_normalised_and_convolved() -> None:
+    """Both that it is made of are, too: the input, and the branch for its scale's gradient."""
+    graph = stages_graph(64)
+    stored, producers = traffic(graph, graph_rules(graph), "tpu").stored, graph.producers()
+    ends = [op for op in graph.ops if op.primitive == "add"
+            and {graph.ops[producers[v]].primitive for v in op.operands if producers[v] >= 0} & {"mul"}
+            and graph.values[op.results[0]].shape in ((64, 64, 64, CHANNELS), (64, 32, 32, CHANNELS))]  # fmt: skip
+    assert len(ends) == 2
+    assert all(stored[op.results[0]] for op in ends)
+
+
+@pytest.mark.parametrize("side", [64, 28])
+def test_a_root_is_not_taken_again(side: int) -> None:
+    """Whether or not what is normalised by it is in memory for a product: rows of 64 pixels are, of 28 are not.  The
+    first one is for the forward pass alone: the step's input has no gradient."""
+    graph = stages_graph(side)
+    stored = traffic(graph, graph_rules(graph), "tpu").stored
+    roots = [op.results[0] for op in graph.ops if op.primitive == "rsqrt"]
+    assert len(roots) == 4
+    assert [stored[v] for v in roots] == [False, True, True, True]
