@@ -12,7 +12,7 @@ multi_output_fusion.h).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -202,7 +202,7 @@ class _Kernels:
                 if not self.stored[value]:
                     self.leaves[value] = self._from_operands(op, value)
                     leaves = self.leaves[value]
-                    dear = leaves is None or (contracted[value] and self._kept(value)) or op.primitive in roots
+                    dear = leaves is None or (contracted[value] and self._kept(value)) or self._curved(op, roots)
                     if self.readers and leaves is not None and value not in self.awaited.values:
                         kernels = self.convolved.get(value, self.readers[value])
                         dear |= costs_more_again(kernels, self.bytes[value], leaves)
@@ -291,9 +291,9 @@ class _Kernels:
         reader = self.graph.ops[readers[0][0]]
         return reader.primitive in SUMS and self._here(value, reader)
 
-    def _curved(self, op: Op) -> bool:
-        """Whether `op` is a function that takes long of what is normalised."""
-        makers = [self.producers[leaf] for leaf in self.leaves[op.operands[0]] or ()] if op.primitive in CURVES else []
+    def _curved(self, op: Op, curves: Collection[str] = CURVES) -> bool:
+        """Whether `op` is a function that takes long of statistics, or of what is normalised by them."""
+        makers = [self.producers[leaf] for leaf in self.leaves[op.operands[0]] or ()] if op.primitive in curves else []
         return any(maker >= 0 and self.kinds[maker] == "reduction" for maker in makers)
 
     def _kept(self, value: int) -> bool:

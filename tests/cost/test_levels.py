@@ -219,3 +219,16 @@ def test_a_root_is_not_taken_again(side: int) -> None:
     roots = [op.results[0] for op in graph.ops if op.primitive == "rsqrt"]
     assert len(roots) == 4
     assert [stored[v] for v in roots] == [False, True, True, True]
+
+
+def test_a_root_of_no_statistics_is_taken_again() -> None:
+    """That of an optimizer's squares of gradients, where it is scaled by its own mean."""
+
+    def update(w: Any, squares: Any, grad: Any) -> Any:
+        root = jax.lax.rsqrt(squares + 1e-8)
+        return w - grad * (root / jnp.mean(root))
+
+    graph = trace(update, [jax.ShapeDtypeStruct((512, 512), jnp.float32)] * 3, {}).graph
+    stored = traffic(graph, graph_rules(graph), "tpu").stored
+    (root,) = (op.results[0] for op in graph.ops if op.primitive == "rsqrt")
+    assert not stored[root]
