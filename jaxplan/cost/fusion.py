@@ -123,7 +123,7 @@ class _Kernels:
         self.bent = set[int]()  # on GPU, what a kernel has computed of a curve of something normalised, see `masks`
         summed = {v for op in graph.ops if self.kinds[op.index] == "reduction" for v in op.operands}
         self.reduced = summed.union(unwidened(graph, self.producers, v) for v in summed)
-        self.convolved = convolutions_reading(graph, rules, self.kinds, kept, self.reduced) if tpu else {}
+        self.convolved = convolutions_reading(graph, self.kinds, kept, self.reduced) if tpu else {}
         smaller, converted = self._find_leaves()
         if smaller or converted:
             self.again = frozenset(v for scores in converted for v in made_at_once(graph, self.producers, scores))

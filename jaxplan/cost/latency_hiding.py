@@ -71,7 +71,7 @@ def ending_of(
       last: the operations after the last loop.
       stored: see `fusion.Traffic`.
       values, reads: the layout row of every value where it is made, and of every operand as it is read.
-      seconds: of every operation.
+      seconds: of every operation that is no product, as XLA has it, see `product_times.moving_times`.
       run_at: when each operation runs, see `fusion.Traffic`.
     """
     kernels = Kernels(graph, axes, last, stored, values, reads, seconds, times)

@@ -103,39 +103,37 @@ def kernels_reading(
         return _levels_reading(graph, rules, kinds, op_levels, kept)
     if platform != "tpu":
         return []
-    products, others = [0] * len(graph.values), [False] * len(graph.values)
-    through = [0] * len(graph.values)
-    for op in reversed(graph.ops):
-        later = 0
-        for value in op.results if kinds[op.index] == "fused" else ():
-            later |= through[value] * (value not in kept)
+    read, others = _read_by("dot_general", graph, kinds, kept), [False] * len(graph.values)
+    for op in graph.ops:
         for value in op.operands:
             if rules[op.index].matmul:
-                products[value] |= 1 << op.index
-                through[value] |= (op.primitive == "dot_general") << op.index
-            else:
-                products[value] |= later
-                through[value] |= later
-                if kinds[op.index] == "reduction" or value_levels[value] < op_levels[op.index]:
-                    others[value] = True
-    return [count.bit_count() + other for count, other in zip(products, others, strict=True)]
+                read[value] |= 1 << op.index
+            elif kinds[op.index] == "reduction" or value_levels[value] < op_levels[op.index]:
+                others[value] = True
+    return [products.bit_count() + other for products, other in zip(read, others, strict=True)]
 
 
 def convolutions_reading(
-    graph: Graph, rules: Sequence[Rule], kinds: Sequence[str], kept: Collection[int], summed: Collection[int]
+    graph: Graph, kinds: Sequence[str], kept: Collection[int], summed: Collection[int]
 ) -> dict[int, int]:
     """Of sums that are normalised (`summed`): how many kernels read each, that of its statistics and convolutions that
     read it or what it is normalised to; without those that none reads.  `kept`: see `kernels_reading`."""
-    read = [0] * len(graph.values)
-    for op in reversed(graph.ops):
-        later = 0
-        for value in op.results if kinds[op.index] == "fused" else ():
-            later |= read[value] * (value not in kept)
-        convolution = op.primitive == "conv_general_dilated" and rules[op.index].matmul
-        for value in op.operands:
-            read[value] |= later | convolution << op.index
+    read = _read_by("conv_general_dilated", graph, kinds, kept)
     made = {v for op in graph.ops if op.primitive in SUMS for v in op.results}
     return {value: read[value].bit_count() + 1 for value in made.intersection(summed) if read[value]}
+
+
+def _read_by(primitive: str, graph: Graph, kinds: Sequence[str], kept: Collection[int]) -> list[int]:
+    """For every value the kernels of their own, bit by bit, of such operations that read it, or what is computed of
+    it and not `kept`."""
+    read = [0] * len(graph.values)
+    for op in reversed(graph.ops):
+        found = (op.primitive == primitive and kinds[op.index] == "heavy") << op.index
+        for value in op.results if kinds[op.index] == "fused" else ():
+            found |= read[value] * (value not in kept)
+        for value in op.operands:
+            read[value] |= found
+    return read
 
 
 def _levels_reading(

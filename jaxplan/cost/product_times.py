@@ -62,7 +62,8 @@ def moving_times(
 
     Args:
       last: the operations, of a step laid out in `axes`.
-      values, reads: see `ending_of`.
+      model: for the rate of the device's memory; crossing: what each operation moves, whole.
+      values, reads: see `latency_hiding.ending_of`.
     """
     found: dict[int, float] = {}
     for op in last:
