@@ -38,7 +38,7 @@ from ..sharding import MeshAxes
 from .memory_orders import Orders, in_memory, is_read_as_it_lies
 from .residency import Flow, made_of, permuted
 from .split_k import local_product, split_ways
-from .tiles import device_bytes, local_sizes
+from .tiles import device_bytes, local_bytes, local_sizes
 
 if TYPE_CHECKING:
     from .crossing import Traffic
@@ -226,7 +226,7 @@ def apart_scratch(
     for at, read, _ in copies_apart(graph, crossing, times, turned):
         if (row := reads.get(read)) is not None:
             operand = graph.values[graph.ops[read[0]].operands[read[1]]]
-            size = float(device_bytes(operand, row[None], axes, "gpu")[0])
+            size = float(local_bytes(operand, row, axes, "gpu"))
             found[at] = found.get(at, 0) + math.ceil(size)
     return found
 

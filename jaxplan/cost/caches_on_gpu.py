@@ -20,7 +20,7 @@ import numpy as np
 
 from ..ir import Graph
 from ..sharding import MeshAxes
-from .tiles import device_bytes, local_sizes
+from .tiles import local_bytes, local_sizes
 from .turned_caches import matrix_batches
 from .written import updates_part
 
@@ -68,7 +68,7 @@ def turned_for_products(
             continue
         tensor = graph.values[one.written]
         if _turned(tensor.shape, one.batches):
-            size = int(device_bytes(tensor, row[None], axes, "gpu")[0])
+            size = local_bytes(tensor, row, axes, "gpu")
             yield times[one.product], end, size // 2
             if _turned(local_sizes(tensor.shape, row[None], axes)[0].tolist(), one.batches):
                 largest = max(largest, size)

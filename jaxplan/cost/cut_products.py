@@ -29,7 +29,7 @@ from ..ir import VIEWS, Graph, Lives, Op
 from ..sharding import UNREDUCED, MeshAxes
 from .merged_products import kept_until, merged_results
 from .scores import is_batched
-from .tiles import device_bytes, local_sizes
+from .tiles import local_bytes, local_sizes
 from .without_triton import Piece, pieces_of, steps_from
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def kept_whole(
         shared = {one for found in copies.values() for one in found if len(found) == 1 and all_cublas and not moved}
         kept = [(v, _is_copied(copies[v], shared) if copies[v] else copied) for v, copied in parts]
         for value, start, stop in kept_until(lives, kept):
-            yield start, stop, int(device_bytes(graph.values[value], values[value][None], axes, "gpu")[0])
+            yield start, stop, local_bytes(graph.values[value], values[value], axes, "gpu")
 
 
 def _is_copied(copies: Sequence[Copy], shared: Set[Copy]) -> bool:

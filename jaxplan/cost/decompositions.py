@@ -9,7 +9,7 @@ import numpy as np
 
 from ..ir import Graph
 from ..sharding import MeshAxes
-from .tiles import device_bytes
+from .tiles import local_bytes
 
 _COPIES = {"eigh": 14, "svd": 18}
 """Of f32[512, 512] and f32[1024, 1024] 14.1 and 11.4 times the matrix for `eigh`, of f32[512, 512] 18.1 for `svd`,
@@ -25,7 +25,7 @@ def decomposition_scratch(
     return {
         op.index: math.ceil(
             (_COPIES[op.primitive] - len(op.results))
-            * device_bytes(graph.values[op.operands[0]], row[None], axes, platform)[0]
+            * local_bytes(graph.values[op.operands[0]], row, axes, platform)
         )
         for op in graph.ops
         if op.primitive in _COPIES and (row := reads.get((op.index, 0))) is not None

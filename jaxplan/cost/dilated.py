@@ -14,7 +14,7 @@ import numpy as np
 
 from ..ir import Graph, Op
 from ..sharding import MeshAxes
-from .tiles import device_bytes
+from .tiles import local_bytes
 
 
 def transposed_for_kernels(
@@ -31,7 +31,7 @@ def transposed_for_kernels(
             made = [times[producers[value]] for value in op.operands if producers[value] >= 0]
             for place, value in enumerate(op.operands):
                 if (row := reads.get((op.index, place))) is not None:
-                    size = int(device_bytes(graph.values[value], row[None], axes, "gpu")[0])
+                    size = local_bytes(graph.values[value], row, axes, "gpu")
                     yield max(made, default=0) + 1, times[op.index] + 1, size
 
 

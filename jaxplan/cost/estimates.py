@@ -29,7 +29,7 @@ from .held_back import PRODUCTS
 from .indices import HELD
 from .lookups import Lookups, table_tiling
 from .selections import is_selection
-from .tiles import LANES, SUBLANES, Tiling, device_bytes, lies_in_rows, local_sizes
+from .tiles import LANES, SUBLANES, Tiling, lies_in_rows, local_bytes, local_shape
 
 _ELEMENT_S = 11.1e-9
 """An element that is scattered by itself."""
@@ -60,7 +60,35 @@ class Estimates(NamedTuple):
     busy: frozenset[int]
 
 
-def estimated(
+class KernelTimes(NamedTuple):
+    """What operations are taken to last, whenever they run.
+
+    Attributes:
+      seconds: of the traffic of each, or what else it lasts; work_s: of products' arithmetic.
+      saved_s: see `Estimates`.
+      joined_s: traffic of what is in the kernel of a product that runs with it; sent_s: of what is sent to operands,
+        operation by operation.
+    """
+
+    seconds: Mapping[int, float]
+    work_s: Mapping[int, float]
+    saved_s: Mapping[int, float]
+    joined_s: Mapping[int, float]
+    sent_s: Sequence[tuple[int, float]]
+
+    def at(self, times: Sequence[int]) -> Estimates:
+        """Of operations that run at these times."""
+        found, beside = dict(self.seconds), defaultdict[int, float](float)
+        for op, traffic_s in self.joined_s.items():
+            beside[times[op]] += traffic_s
+        busy = frozenset(op for op, work_s in self.work_s.items() if work_s > found[op] + beside[times[op]])
+        found.update((op, self.work_s[op] - beside[times[op]]) for op in busy)
+        for op, sent_s in self.sent_s:
+            found[op] += sent_s
+        return Estimates(found, self.saved_s, busy)
+
+
+def kernel_times(
     graph: Graph,
     axes: MeshAxes,
     crossing: Traffic,
@@ -68,12 +96,10 @@ def estimated(
     values: Mapping[int, np.ndarray],
     reads: Mapping[tuple[int, int], np.ndarray],
     seconds: Mapping[int, float],
-    times: Sequence[int],
-) -> Estimates:
+) -> KernelTimes:
     """Of one run of each operation.
 
     Args:
-      times: when each operation runs: what runs with a product is in its kernel.
       values, reads: the layout row of every value where it is made, and of every operand as it is read.
       seconds: prices of all runs of operations, for those of which nothing is known.
     """
@@ -91,12 +117,12 @@ def estimated(
         if key not in grown:
             tensor = graph.values[value]
             tiling: Tiling = crossing.images.get(value, "any")
-            grown[key] = float(device_bytes(tensor, row[None], axes, "tpu", tiling)[0]) / max(tensor.bytes, 1.0)
+            grown[key] = float(local_bytes(tensor, row, axes, "tpu", tiling)) / max(tensor.bytes, 1.0)
         return grown[key]
 
-    def sizes(op: Op, place: int) -> np.ndarray:
+    def sizes(op: Op, place: int) -> list[float]:
         value = (*op.operands, *op.results)[place]
-        return np.asarray(local_sizes(graph.values[value].shape, row_of(op, place)[None], axes)[0])
+        return local_shape(graph.values[value].shape, row_of(op, place), axes)
 
     def arithmetic_s(op: Op) -> float | None:
         peak = profile.peak_for(graph.values[op.operands[0]].dtype)
@@ -118,7 +144,7 @@ def estimated(
     bytes_per_s = profile.assigned_bytes_per_s
     lookups, sent = {op.index for op in graph.lookups()}, set[tuple[int, bytes]]()
     found, work, saved = dict[int, float](), dict[int, float](), dict[int, float]()
-    beside = defaultdict[int, float](float)
+    beside, moved = dict[int, float](), list[tuple[int, float]]()
     for op in graph.ops:
         size = 0.0
         for place, part in enumerate((*crossing.reads[op.index], *crossing.writes[op.index])):
@@ -151,9 +177,7 @@ def estimated(
             joined = not alone and (op.primitive in ELEMENTWISE or op.primitive.startswith("reduce_"))
             found[op.index] = traffic_s if alone or joined else max(traffic_s, priced_s)
             if joined:
-                beside[times[op.index]] += traffic_s
-    busy = frozenset(op for op, work_s in work.items() if work_s > found[op] + beside[times[op]])
-    found.update((op, work[op] - beside[times[op]]) for op in busy)
+                beside[op.index] = traffic_s
     for (index, place), row in sorted(reads.items(), key=lambda read: read[0]):
         value = graph.ops[index].operands[place]
         made = values.get(value)
@@ -163,15 +187,15 @@ def estimated(
         if key not in sent:
             sent.add(key)
             size = graph.values[value].bytes * (local_share(value, np.maximum(made, NONE)) + local_share(value, row))
-            found[index] += size / bytes_per_s
-    return Estimates(found, saved, busy)
+            moved.append((index, size / bytes_per_s))
+    return KernelTimes(found, work, saved, beside, moved)
 
 
 def _row_bytes(graph: Graph, axes: MeshAxes, op: Op, row: np.ndarray, lookups: Lookups) -> float:
     """What is taken to be moved for each row that is looked up in a table of this layout or added to it."""
     table, gathers = graph.values[op.operands[0]], op.primitive == "gather"
-    columns = int(local_sizes(table.shape, row[None], axes)[0, -1])
-    if not gathers and columns % LANES == 0 and device_bytes(table, row[None], axes, "tpu")[0] <= HELD:
+    columns = int(local_shape(table.shape, row, axes)[-1])
+    if not gathers and columns % LANES == 0 and local_bytes(table, row, axes, "tpu") <= HELD:
         return 0.0  # whole tiles that vector memory holds are added to as fast as memory is
     each = 1 if lies_in_rows(table, row, axes, table_tiling(lookups, op)) else max(columns, _FEWEST)
     return (each * (_GATHERED if gathers else _SCATTERED) + 1) * LANES * table.item_bytes

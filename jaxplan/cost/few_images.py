@@ -27,7 +27,7 @@ from ..ir import Graph, Op, Value
 from ..sharding import MeshAxes
 from .images import Lanes
 from .kinds import COMPUTED_AGAIN
-from .tiles import Tiling, device_bytes, local_sizes, padding
+from .tiles import Tiling, local_bytes, local_sizes, padding
 
 _FEW, _PIECES = 7, 8
 """The most images of a device whose pixels are moved, and into how many pieces each is cut."""
@@ -137,7 +137,7 @@ def spread_copies(
             continue
         wider = widened(tensor, row, axes, images[result])
         if wider > 1:
-            size = float(device_bytes(tensor, row[None], axes, "tpu", images[result])[0])
+            size = float(local_bytes(tensor, row, axes, "tpu", images[result]))
             size *= wider * graph.values[graph.ops[read.op].operands[read.place]].item_bytes / tensor.item_bytes
             start, stop = when[read.op], needed[read.op]
             before = found.get((read.value, row.tobytes()), (start, stop, 0))
@@ -286,7 +286,7 @@ def _bytes(graph: Graph, axes: MeshAxes, value: int, row: np.ndarray, lanes: Lan
     """
     tensor = graph.values[value]
     item_bytes, wider = min(_CONVERTED, tensor.item_bytes), widened(tensor, row, axes, lanes)
-    whole = item_bytes / tensor.item_bytes * float(device_bytes(tensor, row[None], axes, "tpu", lanes)[0])
+    whole = item_bytes / tensor.item_bytes * float(local_bytes(tensor, row, axes, "tpu", lanes))
     if wider == 1:
         return math.ceil(whole)
     pieces = local_sizes(tensor.shape, row[None], axes)

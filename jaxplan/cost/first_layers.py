@@ -17,7 +17,7 @@ import numpy as np
 from ..ir import VIEWS, Graph, Op, settled_values
 from ..sharding import ELEMENTWISE, MeshAxes
 from .residency import made_of
-from .tiles import device_bytes
+from .tiles import local_bytes
 
 _OF_INPUTS = ELEMENTWISE | VIEWS | {"broadcast_in_dim"}
 
@@ -62,7 +62,7 @@ def turned_round(
     """
     producers, most, when = graph.producers(), 0, list[int]()
     for together in found:
-        sizes = [int(device_bytes(graph.values[v], values[v][None], axes, "tpu")[0]) for v in together if v in values]
+        sizes = [local_bytes(graph.values[v], values[v], axes, "tpu") for v in together if v in values]
         if sum(sizes) > room_bytes:
             most = max(most, sum(sizes))
             when += [times[producers[v]] for v in together]

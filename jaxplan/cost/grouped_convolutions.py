@@ -17,7 +17,7 @@ import numpy as np
 from ..ir import Graph, Op
 from ..sharding import MeshAxes
 from .precision import rounded_share
-from .tiles import LANES, device_bytes, local_sizes
+from .tiles import LANES, local_bytes, local_sizes
 
 
 def grouped_convolutions(graph: Graph) -> Iterator[Op]:
@@ -47,7 +47,7 @@ def copied_for_groups(
         if local_sizes(graph.values[read].shape, rows[0][None], axes)[0][numbers.lhs_spec[0]] >= LANES:
             continue
         images, result = (
-            float(device_bytes(graph.values[v], row[None], axes, "tpu", frozenset({spec[0]}))[0])
+            float(local_bytes(graph.values[v], row, axes, "tpu", frozenset({spec[0]})))
             for v, row, spec in ((read, rows[0], numbers.lhs_spec), (made, rows[1], numbers.out_spec))
         )
         readers = [r for r, place in graph.uses()[read] if place == 0 and graph.ops[r].primitive == op.primitive]

@@ -41,7 +41,7 @@ import numpy as np
 from ..ir import SUMS, Graph, Op
 from ..sharding import UNREDUCED, MeshAxes, Step, reshard_steps
 from .collectives import most_combined_bytes
-from .tiles import device_bytes
+from .tiles import local_bytes
 
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 
@@ -130,7 +130,7 @@ def combined_sums(
         for value in combined if len(combined) > 1 else ():
             made = times[producers[value]] + 1
             if made < until:
-                yield made, until, int(device_bytes(graph.values[value], values[value][None], axes, "gpu")[0])
+                yield made, until, local_bytes(graph.values[value], values[value], axes, "gpu")
 
 
 def summed_over_devices(

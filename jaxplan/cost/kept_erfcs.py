@@ -24,7 +24,7 @@ from .held_back import PRODUCTS
 from .masks import is_hash
 from .precision import rounded_share, rounds_operands
 from .residency import made_of
-from .tiles import device_bytes
+from .tiles import local_bytes
 
 _F32 = 4
 
@@ -57,7 +57,7 @@ def kept_erfcs(
             continue
         stop = lives.intervals[origin].stop
         if times[op.index] + 1 < stop:
-            yield times[op.index], stop, int(device_bytes(graph.values[value], row[None], axes, "tpu")[0])
+            yield times[op.index], stop, local_bytes(graph.values[value], row, axes, "tpu")
 
 
 def kept_drops(
@@ -81,7 +81,7 @@ def kept_drops(
         if stored[value] or not readers or not _is_dropped(graph, stored, value):
             continue
         moments = [times[op] for op, _ in readers]
-        size = int(device_bytes(tensor, reads[readers[0]][None], axes, "tpu")[0])
+        size = local_bytes(tensor, reads[readers[0]], axes, "tpu")
         yield Converted(min(moments) - 1, max(moments) + 1, math.ceil(size * rounded_share(tensor)), value)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from ..ir import VIEWS, Graph, Lives
 from ..sharding import MeshAxes
 from .scores import is_batched, makes_f32
-from .tiles import Tiling, device_bytes
+from .tiles import Tiling, local_bytes
 
 
 def kept_scores(
@@ -48,8 +48,7 @@ def kept_scores(
         (kept,) = there
         stop = lives.intervals[kept].stop
         if (row := values.get(kept)) is not None and times[op.index] + 1 < stop:
-            size = device_bytes(graph.values[kept], row[None], axes, "tpu", rows.get(kept, "any"))
-            yield times[maker], stop, int(size[0])
+            yield times[maker], stop, local_bytes(graph.values[kept], row, axes, "tpu", rows.get(kept, "any"))
 
 
 def _softmax_stays(graph: Graph, uses: Sequence[Sequence[tuple[int, int]]], argument: int) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 from ..ir import Graph
 from ..sharding import MeshAxes, reshard_steps
 from .residency import Flow
-from .tiles import device_bytes
+from .tiles import local_bytes
 
 _F32 = 4
 
@@ -101,5 +101,5 @@ def kept_tanhs(
     for one in tanhs:
         if (row := values.get(one.value)) is not None and any(gathered(*read) for read in one.bias):
             stop = max(needed[reader] for reader, _ in uses[one.value])
-            size = int(device_bytes(graph.values[one.value], row[None], axes, "gpu")[0])
+            size = local_bytes(graph.values[one.value], row, axes, "gpu")
             yield times[producers[one.value]], stop, size

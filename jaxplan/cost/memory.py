@@ -32,7 +32,7 @@ from .residency import SecondStack
 from .selections import is_selection
 from .squares import Squares, whole_squares
 from .tables import RowUpdate, table_copies, tiled_as_read, tiled_in_rows
-from .tiles import Tiling, device_bytes, gathered_bytes
+from .tiles import Tiling, gathered_bytes, local_bytes
 from .vector_memory import VectorMemory
 
 _LOOP_BUFFERS = ("carry_init", "scan_stack")
@@ -120,7 +120,7 @@ def simulate_memory(
         tensor = tensor.narrow() if value in halved else tensor
         key = (tensor.shape, tensor.item_bytes, tensor.narrowed, tensor.host, row.tobytes(), tiling)
         if key not in known:
-            size = int(device_bytes(tensor, row[None, :], axes, platform, tiling)[0])
+            size = local_bytes(tensor, row, axes, platform, tiling)
             known[key] = math.ceil(size * widened(tensor, row, axes, tiling))
         return known[key]
 
@@ -305,8 +305,8 @@ def _image_copies(
         if row is None:
             continue
         tensor = graph.taken(value, [(op, place)])
-        least = int(device_bytes(tensor, row[None, :], axes, "tpu")[0])
-        size = int(device_bytes(tensor, row[None, :], axes, "tpu", lanes_read(graph.ops[op], place))[0])
+        least = local_bytes(tensor, row, axes, "tpu")
+        size = local_bytes(tensor, row, axes, "tpu", lanes_read(graph.ops[op], place))
         if size > least:
             before = found.get((value, row.tobytes()), (when[op], needed[op], size))
             found[value, row.tobytes()] = min(before[0], when[op]), max(before[1], needed[op]), max(before[2], size)

@@ -22,7 +22,7 @@ import numpy as np
 from ..ir import VIEWS, Graph, Lives, Op
 from ..sharding import UNREDUCED, MeshAxes, Rule
 from .residency import origin
-from .tiles import device_bytes
+from .tiles import local_bytes
 
 MERGED_BYTES = 64 * 2**20
 """What at least one of two products may have of operands and result (`xla_gpu_dot_merger_threshold_mb`)."""
@@ -194,4 +194,4 @@ def _merged(
 
 
 def _bytes(graph: Graph, axes: MeshAxes, value: int, row: np.ndarray) -> int:
-    return int(device_bytes(graph.values[value], row[None], axes, "gpu")[0])
+    return local_bytes(graph.values[value], row, axes, "gpu")

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..ir import Graph, Op
 from ..sharding import MeshAxes
-from .tiles import device_bytes
+from .tiles import local_bytes
 
 
 def padded_images(
@@ -47,7 +47,7 @@ def padded_images(
         last = convolutions
         if _is_spread_alike(op):
             alone, last = len(readers) == 1, [op]
-        more = device_bytes(graph.values[value], row[None], axes, "gpu")[0] * (times_larger - alone)
+        more = local_bytes(graph.values[value], row, axes, "gpu") * (times_larger - alone)
         yield times[op.index], max(needed[reader.index] for reader in last), math.ceil(more)
 
 

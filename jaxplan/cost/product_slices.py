@@ -14,7 +14,7 @@ import numpy as np
 from ..ir import Graph
 from ..sharding import MeshAxes
 from .residency import unmoved
-from .tiles import device_bytes
+from .tiles import local_bytes
 
 
 def slice_scratch(
@@ -38,6 +38,6 @@ def slice_scratch(
         read = {unmoved(graph, producers, v): (v, reads.get((op.index, i))) for i, v in enumerate(op.operands)}
         for value, (operand, row) in read.items():
             if value in slices and row is not None and np.array_equal(values.get(operand, row), row):
-                size = int(device_bytes(graph.values[operand], row[None], axes, "gpu")[0])
+                size = local_bytes(graph.values[operand], row, axes, "gpu")
                 found[op.index] = found.get(op.index, 0) + size
     return found

@@ -21,7 +21,7 @@ from ..sharding import MeshAxes
 from .kinds import is_kernels_gradient
 from .precision import rounded_share, rounds_operands
 from .residency import unmoved
-from .tiles import Tiling, device_bytes
+from .tiles import Tiling, local_bytes
 
 
 def of_enlarging_kernels(graph: Graph) -> Iterator[Op]:
@@ -51,7 +51,7 @@ def reversed_gradients(
             continue
         tensor = graph.taken(op.operands[1], [(op.index, 1)])
         share = rounded_share(tensor) if rounds_operands(op, graph) else 1.0
-        size = device_bytes(tensor, row[None], axes, "tpu", images.get(op.operands[1], "any"))[0]
+        size = local_bytes(tensor, row, axes, "tpu", images.get(op.operands[1], "any"))
         yield times[op.index], times[op.index] + 1, math.ceil(float(size) * share)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from ..ir import Graph
 from ..sharding import UNREDUCED, MeshAxes
 from .residency import unmoved
-from .tiles import device_bytes
+from .tiles import local_bytes
 
 
 def ring_operands(
@@ -49,7 +49,7 @@ def ring_operands(
             computed = not stored[value] and not stored[origin] and producers[origin] >= 0
             if computed and (op.index, place) in reads:
                 row = reads[op.index, place]
-                size = int(device_bytes(graph.values[value], row[None], axes, "tpu")[0])
+                size = local_bytes(graph.values[value], row, axes, "tpu")
                 yield times[op.index], times[op.index] + 1, size
 
 

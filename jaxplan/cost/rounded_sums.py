@@ -76,10 +76,10 @@ def behind_rounded(
     return Behind(tuple(ops), at)
 
 
-def put_behind(graph: Graph, times: Sequence[int], behind: Behind, most: int | None) -> tuple[int, ...]:
-    """`times` of a step with the first `most` of `behind` run there, products one after another."""
+def put_behind(graph: Graph, times: Sequence[int], behind: Behind) -> tuple[int, ...]:
+    """`times` of a step with all of `behind` run there, products one after another."""
     until, free, last = dict[int, int](), behind.at, len(graph.ops) - 1
-    for index in behind.ops[:most]:
+    for index in behind.ops:
         product = graph.ops[index].primitive in PRODUCTS
         until[index] = free if product else behind.at
         free = min(free + product, last)

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..ir import Graph, Op
 from ..sharding import ELEMENTWISE, MeshAxes
-from .tiles import Tiling, device_bytes, lies_in_rows, local_sizes
+from .tiles import Tiling, lies_in_rows, local_bytes, local_sizes
 
 
 def stays_in_rows(graph: Graph) -> frozenset[int]:
@@ -82,5 +82,5 @@ def cut_to_columns(
             tensor = graph.values[argument]
             if local_sizes(tensor.shape, row[None], axes)[0, -1] == 1:
                 in_lanes = frozenset({len(tensor.shape) - 1})
-                found[argument] = int(device_bytes(tensor, row[None], axes, "tpu", in_lanes)[0])
+                found[argument] = local_bytes(tensor, row, axes, "tpu", in_lanes)
     return found

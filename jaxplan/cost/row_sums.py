@@ -23,7 +23,7 @@ from ..ir import Graph
 from ..sharding import NONE, UNREDUCED, MeshAxes
 from .masks import COMPARISONS
 from .residency import Flow, unmoved
-from .tiles import device_bytes, local_sizes
+from .tiles import local_bytes, local_sizes
 
 _WARP = 32
 """Threads that sum a row, and the least elements of one for a kernel of rows (`IsUnnestedReductionFasterThanElemental`;
@@ -133,7 +133,7 @@ def written_in_rows(
             continue
         wanted = [times[reader] for v in one.masks for reader, _ in graph.uses()[v]]
         masks.update(dict.fromkeys(one.masks, max(wanted, default=0)))
-        size = int(device_bytes(graph.values[one.made], row[None], axes, "gpu")[0])
+        size = local_bytes(graph.values[one.made], row, axes, "gpu")
         before = buffers.get(one.made, (times[one.op], 0, size))
         stop = max([before[1], needed[one.op], *(time + 1 for time in wanted)])
         buffers[one.made] = min(before[0], times[one.op]), stop, size

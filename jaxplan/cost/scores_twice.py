@@ -42,7 +42,7 @@ from ..ir import VIEWS, Graph
 from ..sharding import ELEMENTWISE, MeshAxes
 from .residency import Flow
 from .scores import is_batched
-from .tiles import Tiling, device_bytes, local_sizes
+from .tiles import Tiling, local_bytes, local_sizes
 
 _HELD, _TURNED_APART, _COLUMNS = 1 << 20, 3 << 18, 128
 """See above: bytes, bytes and columns from which on scores lie apart."""
@@ -143,7 +143,7 @@ def twice_in_memory(
         if keys is None or read is None or not _lies_apart(graph, axes, one, keys, written_out):
             continue
         tiling = rows.get(one.scores, "any")
-        size = float(device_bytes(graph.values[one.scores], read[None], axes, "tpu", tiling)[0])
+        size = float(local_bytes(graph.values[one.scores], read, axes, "tpu", tiling))
         made, softmax = times[one.product], times[one.subtracted]
         narrow = one.shared and one.narrow and not written_out
         scores.append((made, softmax + 1, math.ceil(size / 2 if narrow else size)))

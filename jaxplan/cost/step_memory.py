@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import bisect
-import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from ..ir import Graph, lives_of
 from ..sharding import UNREDUCED, MeshAxes
 from .added_scores import kept_products
 from .apart import apart_scratch, kept_for_parts, turned_copies
-from .beside_gathers import beside_gathers, late_lookups
+from .beside_gathers import late_lookups
 from .bodies import Body
 from .caches_on_gpu import turned_for_products
 from .converted_weights import Converted, converted_weights
@@ -22,8 +22,9 @@ from .copied_back import BackAndForth, back_and_forth
 from .crossing import Traffic
 from .cut_products import kept_whole
 from .decompositions import decomposition_scratch
+from .deferred import Deferred, deferred
 from .dilated import transposed_for_kernels
-from .estimates import estimated
+from .estimates import KernelTimes, kernel_times
 from .few_images import few_images, moved_pixels
 from .fills import earlier
 from .first_layers import turned_round
@@ -35,7 +36,6 @@ from .held_back import (
     combined_sums,
     held_back,
     put_off,
-    run_later,
 )
 from .indices import prepared_indices, validity_masks
 from .invariants import Invariant
@@ -52,7 +52,6 @@ from .product_slices import slice_scratch
 from .product_times import moving_times
 from .reversed_gradients import reversed_gradients
 from .rings import ring_operands
-from .rounded_sums import Behind, behind_rounded, put_behind
 from .row_sums import written_in_rows
 from .scores_twice import kept_as_made, twice_in_memory
 from .shared_operands import written_operands
@@ -60,14 +59,13 @@ from .sorting import sorting_scratch
 from .split_k import split_scratch, workspace_bytes
 from .tables import ListCopy, list_copies
 from .tied_tables import after_lookups
-from .tiles import device_bytes
+from .tiles import local_bytes
 from .transforms import transform_scratch
 from .turned import turned_updates
 from .turned_caches import turned_for_loops
 from .turned_gradients import turned_gradients
 from .unaligned import copied_in_lanes
 from .vector_memory import vector_memory
-from .with_updates import with_updates
 from .without_triton import without_triton
 
 
@@ -82,26 +80,53 @@ def step_memory(
     waited: Mapping[int, tuple[int, float]],
     outputs: Mapping[int, np.ndarray] | None = None,
     seconds: Mapping[int, float] | None = None,
-    most_behind: int | None = None,
 ) -> MemoryProfile:
-    """`simulate_memory` of a step as the model's machine runs it.
+    """`simulate_memory` of a step as the model's machine runs it; what it may run later, as much as there is room for.
 
     Args:
       axes: of the mesh that the layout rows are over; the model's may be coarser.
       seconds: of every operation, all its runs; None leaves nothing on the chip, and gradients of blocks that are
         computed again where they stand.
-      most_behind: how many products run behind a sum, see `put_behind`, beside gathers, see `beside_gathers`, and with
-        updates, see `with_updates`; None: as many as the memory has room for.
       crossing: see `traffic`; kinds, values, reads, waited, outputs: see `simulate_memory`.
     """
-    if model.profile.kind == "tpu" and not model.profile.late_stacks:
-        crossing = crossing.stacked_as_made
+    late, lasting = Deferred(), None
+    if model.profile.kind == "tpu":
+        crossing = crossing if model.profile.late_stacks else crossing.stacked_as_made
+        late = deferred(graph, axes, model, crossing.stored, values, reads, outputs, seconds)
+        if seconds is not None:
+            lasting = kernel_times(graph, axes, crossing, model.profile, values, reads, seconds)
+
+    @cache
+    def running(count: int) -> MemoryProfile:
+        return _running(
+            graph, axes, model, crossing, kinds, values, reads, waited, outputs, seconds, late.first(count), lasting
+        )  # fmt: skip
+
+    most, room = late.most, model.profile.usable_bytes
+    if running(most).peak_bytes <= room or not most:
+        return running(most)
+    if running(0).peak_bytes > room:  # as most plans that don't fit
+        return running(0)
+    return running(bisect.bisect(range(most), room, lo=1, key=lambda count: running(count).peak_bytes) - 1)
+
+
+def _running(
+    graph: Graph,
+    axes: MeshAxes,
+    model: CostModel,
+    crossing: Traffic,
+    kinds: Sequence[str],
+    values: Mapping[int, np.ndarray],
+    reads: Mapping[tuple[int, int], np.ndarray],
+    waited: Mapping[int, tuple[int, float]],
+    outputs: Mapping[int, np.ndarray] | None,
+    seconds: Mapping[int, float] | None,
+    deferring: Deferred,
+    lasting: KernelTimes | None,
+) -> MemoryProfile:
+    """`step_memory` with `deferring` run late; lasting: of `crossing` as it is, see `kernel_times`."""
     times, stored = crossing.times, crossing.stored
     ending: Ending | None = None
-    behind: Behind | None = None
-    gathering: Mapping[int, int] = {}
-    sums_at: Mapping[int, int] = {}
-    updated: Mapping[int, int] = {}
     tied: Sequence[int] = ()
     if (scheduled_by := xla_times(model.profile)) is not None:
         last = behind_loops(graph)
@@ -119,15 +144,7 @@ def step_memory(
         scattered = {one.value: one.stop - 1 for one in lists if one.size and one.given_up and one.in_rows}
         if model.profile.sparse_core_copies and scattered:
             times = put_off(graph, times, scattered, max(scattered.values()))
-        if (behind := behind_rounded(graph, axes, model, stored, values, reads)) is not None:
-            times = put_behind(graph, times, behind, most_behind)
-        if model.profile.gathers_in_products and seconds is not None:
-            late_gradients, sums_at = beside_gathers(graph, model, stored, values, reads, outputs, seconds)
-            gathering = dict(itertools.islice(late_gradients.items(), most_behind))
-        with_last = itertools.islice(with_updates(graph, axes, values).items(), most_behind)
-        updated = dict(with_last)
-        if run_late := {**gathering, **updated}:
-            times = run_later(behind_loops(graph), times, run_late)
+        times = deferring.times(graph, times)
     moved = moved_pixels(graph, axes, crossing.images, stored, times, reads, crossing.spread)
     lives = crossing.lives if times is crossing.times else None
     if moved:
@@ -172,8 +189,8 @@ def step_memory(
             beside += [(at, at + 1, workspace_bytes(model.profile)) for at in products]
         given_up = {one.result: one.start + 1 for one in turned}
         for one in turned:
-            layout, both = values[one.result][None], (graph.values[one.result], graph.values[one.turned])
-            own, written = (int(device_bytes(tensor, layout, axes, "gpu")[0]) for tensor in both)
+            layout, both = values[one.result], (graph.values[one.result], graph.values[one.turned])
+            own, written = (local_bytes(tensor, layout, axes, "gpu") for tensor in both)
             beside += [(one.start, one.stop, written), (one.until, one.until + 1, own)]
         in_rows, late = written_in_rows(graph, axes, crossing.row_sums, times, needed, reads, values)
         beside += in_rows
@@ -186,7 +203,7 @@ def step_memory(
         lives = lives or lives_of(graph, stored, times)
         for value, start, stop in kept_products(crossing.scores, lives.intervals):
             if (row := values.get(value)) is not None:
-                beside.append((start, stop, int(device_bytes(graph.values[value], row[None], axes, "tpu")[0])))
+                beside.append((start, stop, local_bytes(graph.values[value], row, axes, "tpu")))
         written_out = model.profile.masked_tokens or 0
         scores, late = twice_in_memory(graph, axes, crossing.twice, times, reads, crossing.rows, written_out)
         halved = kept_as_made(graph, axes, crossing.twice, reads)
@@ -209,14 +226,17 @@ def step_memory(
         converted += turned_for_loops(graph, axes, crossing.caches, times, values)
         converted += written_in_groups(graph, axes, crossing.grouped, times, lives.needed, values)
         if seconds is not None:
-            once = estimated(graph, axes, crossing, model.profile, values, reads, seconds, times)
+            if moved or lasting is None:
+                lasting = kernel_times(graph, axes, crossing, model.profile, values, reads, seconds)
             spread_out = crossing.images if few_images(graph, axes, crossing.images, reads) else ()
             vector = vector_memory(
-                graph, times, lives.needed, once, model.profile, crossing.kernels, stored, spread_out
+                graph, times, lives.needed, lasting.at(times), model.profile, crossing.kernels, stored, spread_out
             )
         room = 0 if vector is not None else model.profile.on_chip_bytes or 0
         settled = [*back_and_forth(graph, axes, room, times, lives.needed, values)]
-    looked_up = late_lookups(graph, model, gathering, tied, values, reads, outputs) if gathering else {}
+    looked_up = {}
+    if deferring.gathers:
+        looked_up = late_lookups(graph, model, deferring.gathers, tied, values, reads, outputs)
     read_wide = [(wide.gather, times[wide.made], times[wide.until]) for wide in crossing.wide]
     for gather in looked_up.keys() - {wide.gather for wide in crossing.wide}:
         value = graph.ops[gather].operands[0]
@@ -225,7 +245,7 @@ def step_memory(
     for gather, start, until in read_wide:
         if (row := reads.get((gather, 0))) is not None:
             tensor = graph.values[graph.ops[gather].operands[0]]
-            size = int(device_bytes(tensor, row[None], axes, model.profile.kind)[0])
+            size = local_bytes(tensor, row, axes, model.profile.kind)
             end = max(until, looked_up.get(gather, 0)) + 1
             converted.append(Converted(start, end, size, graph.ops[gather].operands[0]))
     found = simulate_memory(
@@ -238,22 +258,10 @@ def step_memory(
         copied_images=crossing.copied_images, tables=crossing.tables, spread=crossing.spread, squares=crossing.squares,
         platform=model.profile.kind, whole_sums=model.whole_sums,
         vector=vector, lives=lives, converted=converted,
-        beside=beside, back_and_forth=settled, late=late, halved=halved, listed=given_up, sums_at=sums_at,
+        beside=beside, back_and_forth=settled, late=late, halved=halved, listed=given_up, sums_at=deferring.sums_at,
         result_tables=model.profile.result_tables or 0.0,
     )  # fmt: skip
-    found = replace(found, times=tuple(times) if ending else ())
-    room = model.profile.usable_bytes
-    most = max(0 if behind is None else len(behind.ops), len(gathering), len(updated))
-    if not most or most_behind is not None or found.peak_bytes <= room:
-        return found
-
-    def running(count: int) -> MemoryProfile:
-        return step_memory(
-            graph, axes, model, crossing, kinds, values, reads, waited, outputs, seconds, most_behind=count
-        )  # fmt: skip
-
-    fit = bisect.bisect(range(most), room, key=lambda count: running(count).peak_bytes)
-    return running(max(fit - 1, 0))
+    return replace(found, times=tuple(times) if ending else ())
 
 
 def _awaiting(
@@ -264,12 +272,12 @@ def _awaiting(
     for index, at in sorted(ending.late.items()):
         if (row := reads.get((index, 0))) is not None:
             summed = graph.values[graph.ops[index].operands[0]]
-            yield times[index], at + 1, int(device_bytes(summed, row[None], axes, "gpu")[0])
+            yield times[index], at + 1, local_bytes(summed, row, axes, "gpu")
     for index, until in ending.until.items():
         made = max(times[index], ending.late.get(index, 0)) + 1
         for value in graph.ops[index].results:
             if made < until and (row := values.get(value)) is not None:
-                yield made, until, int(device_bytes(graph.values[value], row[None], axes, "gpu")[0])
+                yield made, until, local_bytes(graph.values[value], row, axes, "gpu")
 
 
 def _handed_over(
@@ -278,7 +286,7 @@ def _handed_over(
     """(start, stop, bytes) of what loops are handed that is made of nothing."""
     for one in invariants:
         if (row := values.get(one.like)) is not None and UNREDUCED not in row.tolist():
-            yield one.start, one.stop, int(device_bytes(graph.values[one.value], row[None], axes, "gpu")[0])
+            yield one.start, one.stop, local_bytes(graph.values[one.value], row, axes, "gpu")
 
 
 def _peak_inside(body: Body, model: CostModel) -> int:

@@ -28,7 +28,7 @@ from ..ir import Graph, Op, Value, settled_values
 from ..sharding import ELEMENTWISE, MeshAxes, Rule, pieces
 from .lookups import Lookups, table_tiling
 from .row_layouts import cut_to_columns, stays_in_rows
-from .tiles import RowsOf, Tiling, device_bytes, lies_in_rows, local_sizes
+from .tiles import RowsOf, Tiling, device_bytes, lies_in_rows, local_bytes, local_sizes
 
 _PADDED, _FEW = 1.5, 2
 """From which waste on rows pad a lot, and how many tensors are updated in rows all the same, see the module."""
@@ -120,7 +120,7 @@ def table_copies(
     """
 
     def in_rows(value: int, row: np.ndarray, tiling: Tiling = "table") -> int:
-        size = int(device_bytes(graph.values[value], row[None, :], axes, "tpu", tiling)[0])
+        size = local_bytes(graph.values[value], row, axes, "tpu", tiling)
         return size if size > local(value, row) else 0
 
     producers = graph.producers()
@@ -180,7 +180,7 @@ def _in_their_shape(
     tensor = graph.values[gradient]
     sizes = local_sizes(tensor.shape, row[None], axes)[0]
     if sizes[list(tables)].max() > 1 and not lies_in_rows(tensor, row, axes, update.tiling):
-        size = int(device_bytes(tensor, row[None], axes, "tpu", frozenset((tables[-1], places[0])))[0])
+        size = local_bytes(tensor, row, axes, "tpu", frozenset((tables[-1], places[0])))
         at, waste = when[producers[updated[0][1]]], size / max(local(gradient, row), 1)
         buffers = len(updated) if waste > _PADDED else 2 * len(updated) - 1
         yield TableCopy(gradient, at, at + 1, size * (buffers if waste > 1 else 1))
@@ -271,7 +271,7 @@ def _brief_rows(
             of, table = rows.get(value), reads.get((op.index, 0))
             if row is None or table is None or not (isinstance(of, RowsOf) and of.brief):
                 continue
-            size = int(device_bytes(graph.values[value], row[None], axes, "tpu", "rows")[0])
+            size = local_bytes(graph.values[value], row, axes, "tpu", "rows")
             looked_in = graph.values[op.operands[0]]
             if size > local(value, row) and lies_in_rows(looked_in, table, axes, table_tiling(lookups, op)):
                 start, ends = when[op.index], dict[bool, list[int]]({True: [], False: []})
@@ -297,7 +297,7 @@ def _returned_rows(
             continue
         value, table = op.results[0], reads.get((op.index, 0))
         if value in values and table is not None and lies_in_rows(graph.values[op.operands[0]], table, axes):
-            size = int(device_bytes(graph.values[value], values[value][None], axes, "tpu", "rows")[0])
+            size = local_bytes(graph.values[value], values[value], axes, "tpu", "rows")
             if size > local(value, values[value]):
                 yield TableCopy(value, when[op.index], when[op.index] + 1, size)
 
@@ -365,11 +365,11 @@ def list_copies(
             if lies_in_rows(graph.values[op.operands[0]], table, axes, table_tiling(lookups, op)):
                 continue
             tensor, dims = graph.values[value], frozenset(len(graph.values[value].shape) - d for d in (1, 2))
-            size = int(device_bytes(tensor, row[None], axes, "gpu")[0])
-            if size < int(device_bytes(tensor, row[None], axes, "tpu", dims)[0]):
+            size = local_bytes(tensor, row, axes, "gpu")
+            if size < local_bytes(tensor, row, axes, "tpu", dims):
                 start, alone = when[op.index] - (not gathered), not gathered and len(uses[value]) == 1
                 rows, least = (
-                    int(device_bytes(tensor, row[None], axes, "tpu", d)[0]) for d in (frozenset({min(dims) + 1}), dims)
+                    local_bytes(tensor, row, axes, "tpu", d) for d in (frozenset({min(dims) + 1}), dims)
                 )
                 whole = size * (size > room)
                 yield ListCopy(value, max(start, 0), when[op.index] + 1, whole, alone, rows == least)
@@ -377,7 +377,7 @@ def list_copies(
                 spread = reads.get((maker.index, 0)) if alone and maker.primitive == "broadcast_in_dim" else None
                 if spread is not None and rows == least:  # what is spread over rows is brought into such before
                     one, first = graph.values[maker.operands[0]], max(when[maker.index] - 1, 0)
-                    size = int(device_bytes(one, spread[None], axes, "tpu", frozenset({len(one.shape) - 1}))[0])
+                    size = local_bytes(one, spread, axes, "tpu", frozenset({len(one.shape) - 1}))
                     yield ListCopy(
                         maker.operands[0], first, when[maker.index] + 1, size * (size > room), False, True
                     )

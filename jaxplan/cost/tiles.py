@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -61,6 +62,9 @@ those of them that pad least (see `written`), one alone in lanes (see `sliced`).
 
 LANES, SUBLANES = 128, 8
 """Columns and rows of a TPU's memory tile, see `device_bytes`."""
+
+_REMEMBERED = 2**16
+"""Layouts of shapes whose bytes are remembered."""
 
 _TABLE_WASTE, _TABLE_BYTES = 2, 2**27
 """Tables lie in rows where that takes at most so many times the least, or so many bytes more: 102 MB instead of 2,
@@ -117,6 +121,25 @@ def device_bytes(
                 least = np.minimum(waste[:, rank - 1, rank - 2], waste[:, rank - 2, rank - 1])
         least = np.where(kept, in_rows, least)
     return np.asarray(np.ceil(whole * least), np.int64)
+
+
+def local_bytes(tensor: Value, row: np.ndarray, axes: MeshAxes, platform: str, tiling: Tiling = "any") -> int:
+    """`device_bytes` of one layout row."""
+    if tensor.host:
+        return 0
+    return _local_bytes(
+        tensor.shape, tensor.item_bytes, tensor.narrowed, tuple(row.tolist()), axes, platform, tiling
+    )  # fmt: skip
+
+
+@lru_cache(_REMEMBERED)
+def _local_bytes(
+    shape: tuple[int, ...], item_bytes: float, narrowed: bool, row: tuple[int, ...], axes: MeshAxes, platform: str,
+    tiling: Tiling,
+) -> int:  # fmt: skip
+    """Of tensors of one shape: a step's memory is looked at many times, and its layers are alike."""
+    tensor = Value(index=-1, shape=shape, dtype="", item_bytes=item_bytes, name="", narrowed=narrowed)
+    return int(device_bytes(tensor, np.array([row], np.int64).reshape(1, -1), axes, platform, tiling)[0])
 
 
 def lies_in_rows(table: Value, row: np.ndarray, axes: MeshAxes, tiling: Tiling = "table") -> bool:
@@ -206,11 +229,22 @@ def lane_and_row(tensor: Value, places: np.ndarray, axes: MeshAxes) -> tuple[int
 
 def local_sizes(shape: tuple[int, ...], places: np.ndarray, axes: MeshAxes) -> np.ndarray:
     """`float64[n, rank]`: the dimensions of one device's part."""
+    if len(places) == 1:
+        return np.array([local_shape(shape, places[0], axes)])
     local = np.broadcast_to(np.array(shape, np.float64), (len(places), len(shape))).copy()
     for axis, (_, size) in enumerate(axes):
         cut = np.flatnonzero(places[:, axis] >= 0)
         local[cut, places[cut, axis]] /= size
     return np.maximum(np.ceil(local), 1)
+
+
+def local_shape(shape: tuple[int, ...], row: np.ndarray, axes: MeshAxes) -> list[float]:
+    """`local_sizes` of one layout row."""
+    local = [float(size) for size in shape]
+    for (_, size), dim in zip(axes, row.tolist(), strict=False):
+        if dim >= 0:
+            local[dim] /= size
+    return [float(max(math.ceil(size), 1)) for size in local]
 
 
 def padding(local: np.ndarray, item_bytes: float) -> np.ndarray:

@@ -19,7 +19,7 @@ import numpy as np
 from ..hardware import Profile
 from ..ir import Graph
 from ..sharding import MeshAxes
-from .tiles import device_bytes
+from .tiles import local_bytes
 
 _ARRAYS = 4
 
@@ -36,7 +36,7 @@ def transform_scratch(
         ends = [graph.values[v] for v in (op.operands[0], op.results[0])]
         all_points = max(ends, key=lambda tensor: math.prod(tensor.shape))
         real = replace(all_points, dtype="float32", item_bytes=4.0)
-        size = int(device_bytes(real, row[None], axes, profile.kind)[0])
+        size = local_bytes(real, row, axes, profile.kind)
         on_chip = int(profile.on_chip_bytes or 0) // max(size, 1)
         found[op.index] = max(_ARRAYS - on_chip, 1) * size
     return found

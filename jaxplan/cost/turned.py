@@ -19,7 +19,7 @@ from ..sharding import NONE, UNREDUCED, MeshAxes, pieces
 from .conversions import Conversion
 from .gathered_orders import GatheredOrder
 from .residency import Flow
-from .tiles import device_bytes, local_sizes
+from .tiles import local_bytes, local_sizes
 
 
 class Update(NamedTuple):
@@ -195,7 +195,7 @@ def turned_updates(
                 lies = [order[d] for d in (dim, *(d for d in range(len(order)) if d != dim))]
                 lies = [d for d in lies if sizes[d] > 1]
                 if lies != sorted(lies):
-                    size = int(device_bytes(tensor, row[None], axes, "gpu")[0])
+                    size = local_bytes(tensor, row, axes, "gpu")
                     kernels.setdefault(value, []).append((times[producers[update.value]], size))
                     break
     for made_together in kernels.values():

@@ -34,7 +34,7 @@ from .._jax import HEADS_ARE_PADDED
 from ..ir import Graph, Op
 from ..sharding import MeshAxes
 from .converted_weights import Converted
-from .tiles import LANES, Tiling, device_bytes, local_sizes
+from .tiles import LANES, Tiling, local_bytes, local_sizes
 from .written import updates_part
 
 _WORD = 4
@@ -104,5 +104,5 @@ def turned_for_loops(
             wanted = [d for d in one.batches if d > one.along] if one.batches else range(one.along)
             turned = columns >= LANES and any(sizes[d] > 1 for d in wanted)
         if turned:
-            size = int(device_bytes(tensor, row[None], axes, "tpu", tiling)[0])
+            size = local_bytes(tensor, row, axes, "tpu", tiling)
             yield Converted(times[one.loop[0]], times[one.loop[1] - 1] + 1, size, one.carry)

@@ -18,7 +18,7 @@ from ..ir import VIEWS, Graph
 from ..sharding import MeshAxes
 from .held_back import PRODUCTS
 from .scores import is_batched
-from .tiles import device_bytes
+from .tiles import local_bytes
 
 _SCALED = frozenset({"convert_element_type", "div", "mul", "neg"})
 
@@ -47,8 +47,7 @@ def turned_gradients(
             if any(graph.ops[reader].primitive == "reduce_sum" for v in chain for reader, _ in uses[v]):
                 first = min(times[reader] for reader, _ in uses[value])
                 if first < times[op.index]:
-                    size = device_bytes(graph.values[chain[-1]], row[None], axes, "gpu")
-                    yield first, times[op.index] + 1, int(size[0])
+                    yield first, times[op.index] + 1, local_bytes(graph.values[chain[-1]], row, axes, "gpu")
 
 
 def _turned(graph: Graph, producers: Sequence[int], stored: Sequence[bool], value: int) -> tuple[list[int], bool]:

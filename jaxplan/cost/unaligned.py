@@ -22,7 +22,7 @@ import numpy as np
 
 from ..ir import Graph, Op
 from ..sharding import ELEMENTWISE, MeshAxes
-from .tiles import LANES, SUBLANES, device_bytes, local_sizes
+from .tiles import LANES, SUBLANES, local_bytes, local_sizes
 
 _PASSED = ELEMENTWISE | {"convert_element_type"}
 _SUMS = frozenset({"argmax", "argmin", "reduce_max", "reduce_min", "reduce_sum"})
@@ -103,7 +103,7 @@ def copied_in_lanes(
         if (row := values.get(made)) is None or shape[-1:] != graph.values[read].shape[-1:]:
             continue
         if local_sizes(shape, row[None], axes)[0][-1] % LANES:
-            yield times[index], times[index] + 1, int(device_bytes(graph.values[made], row[None], axes, "tpu")[0])
+            yield times[index], times[index] + 1, local_bytes(graph.values[made], row, axes, "tpu")
 
 
 def cuts_tiles(before: Sequence[int], after: Sequence[int]) -> bool:

@@ -54,6 +54,7 @@ from ..hardware import Profile
 from ..ir import Graph
 from .estimates import Estimates
 from .vector_kernels import VectorKernel
+from .vector_places import Places, SpareTime
 
 _LONGEST, _ITERATIONS = 8, 5
 
@@ -96,31 +97,6 @@ class Placed(NamedTuple):
     kept: list[Stay]
     gone: list[Stay]
     tables: int
-
-
-class Places:
-    """Pieces of addresses that buffers have taken, each for a time."""
-
-    def __init__(self, room: int, count: int) -> None:
-        self._room, self._count = room, 0
-        self._taken = np.zeros((4, max(2 * count, 64)), np.int64)  # from when, until when, first byte, last byte + 1
-
-    def take(self, start: int, stop: int, size: int) -> bool:
-        """Takes the smallest free piece that is large enough; whether there is one."""
-        taken = self._taken[:, : self._count]
-        beside = taken[2:, (taken[0] < stop) & (taken[1] > start)]
-        beside = beside[:, np.argsort(beside[0], kind="stable")]
-        begins = np.concatenate(([0], np.maximum.accumulate(beside[1])))
-        free = np.concatenate((beside[0], [self._room])) - begins
-        fitting = np.flatnonzero(free >= size)
-        if not len(fitting):
-            return False
-        first = int(begins[fitting[np.argmin(free[fitting])]])
-        if self._count == self._taken.shape[1]:
-            self._taken = np.concatenate((self._taken, np.zeros_like(self._taken)), axis=1)
-        self._taken[:, self._count] = start, stop, first, first + size
-        self._count += 1
-        return True
 
 
 class VectorMemory(NamedTuple):
@@ -168,13 +144,13 @@ class VectorMemory(NamedTuple):
         largest = _LARGEST * self.room
         usual = largest - min(max(most - self.room, 0), self.room) / 4
         places, kept, gone = Places(self.room, len(pieces)), list[Stay](), list[Stay]()
-        copying_s = np.diff(self.elapsed_s)  # what is left for copies
+        spare = SpareTime(np.diff(self.elapsed_s))
         for one in sorted(pieces, key=lambda stay: (-self._worth(stay), -stay.size)):
             fits = one.size <= usual or (one.size <= largest and self._pays_often(one))
             if fits and self._begins_there(one) and self._fits(one) and places.take(one.start, one.stop, one.size):
                 kept.append(one)
                 continue
-            ever, back, times = self._come_and_go(one, places, copying_s)
+            ever, back, times = self._come_and_go(one, places, spare)
             tables += times * self._tables_in(one)
             if ever and not one.given:
                 gone.append(one)
@@ -230,21 +206,17 @@ class VectorMemory(NamedTuple):
         waits = zip(ends, reads, strict=False)
         return all(self._may_wait(stay, end, read[0]) and self._may_stay(stay, *read) for end, read in waits)
 
-    def _come_and_go(self, stay: Stay, places: Places, copying_s: np.ndarray) -> tuple[bool, int | None, int]:
+    def _come_and_go(self, stay: Stay, places: Places, spare: SpareTime) -> tuple[bool, int | None, int]:
         """Takes room for what is there until some read, and is copied in before others; whether it ever is, since when
         for good, and how often it is copied in."""
         there, before, since, ever, back = self._begins_there(stay), stay.start, stay.start, False, None
         times = 0
         for read in self._reads(stay):
             if not there or not self._holds(stay, since, read, places):
-                since, left_s = read[0], stay.size / self.bytes_per_s
-                while left_s > 0 and since > before + 1:
-                    since -= 1
-                    left_s -= copying_s[since]
-                there = left_s <= 0 and self._holds(stay, since, read, places)
-                if there:
-                    copying_s[since : read[0]] = 0.0
-                    copying_s[since] = -left_s
+                copied = spare.before(read[0], stay.size / self.bytes_per_s, before + 1)
+                there = copied is not None and self._holds(stay, copied.since, read, places)
+                if copied is not None and there:
+                    spare.take(copied)
                 back = read[0] if there else None
                 times += there
             ever |= there
@@ -291,7 +263,7 @@ def vector_memory(
 
     Args:
       times: when each operation runs; needed: until when what it reads is.
-      found: see `estimates.estimated`; kernels, stored: see `Traffic`.
+      found: see `KernelTimes.at`; kernels, stored: see `Traffic`.
       left_out: values that lie in main memory.
     """
     room = profile.vector_memory_bytes or 0

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxplan.cost import traffic
-from jaxplan.cost.estimates import estimated
+from jaxplan.cost.estimates import kernel_times
 from jaxplan.hardware import load_profile
 from jaxplan.ir import trace
 from jaxplan.sharding import NONE, UNREDUCED, graph_rules
@@ -43,7 +43,7 @@ def took(
         values |= dict.fromkeys(op.results, np.array([UNREDUCED], np.int8))
     priced = {one.index: seconds for one in graph.ops}
     times = range(len(graph.ops))
-    found = estimated(graph, AXES, crossing, load_profile(hardware), values, reads, priced, times)
+    found = kernel_times(graph, AXES, crossing, load_profile(hardware), values, reads, priced).at(times)
     return found.seconds[op.index], op.index in found.busy
 
 
@@ -179,7 +179,8 @@ def test_what_is_sent_is_read_and_written_once() -> None:
     def total(share: np.ndarray) -> float:
         rows = values | dict.fromkeys(first.results, share)
         times = range(len(graph.ops))
-        return sum(estimated(graph, AXES, crossing, load_profile("tpu-v5e"), rows, reads, {}, times).seconds.values())
+        found = kernel_times(graph, AXES, crossing, load_profile("tpu-v5e"), rows, reads, {})
+        return sum(found.at(times).seconds.values())
 
     sent_s = total(np.array([0], np.int8)) - total(whole)
     assert sent_s == pytest.approx((2048**2 / 4 + 2048**2) * 2 / (8.19e11 * 0.9), rel=0.01)
