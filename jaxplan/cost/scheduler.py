@@ -23,8 +23,11 @@ import heapq
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from ..hardware import VIEW_S
+
+_RANK = attrgetter("rank")
 
 
 @dataclass(eq=False)
@@ -39,7 +42,9 @@ class Node:
       start: of the end of a collective, its start.
       latency_s: of the start of a collective, how long before its end it has to be.
       depth_s: seconds of collectives before it, along the longest chain.
-      wanted: by how many that have not been taken.
+      number: its place among all; wanted: by how many that have not been taken, and left: the sum of their numbers.
+      rank: of two of one depth the higher one goes first: whether it reads the end of a collective, how many it is the
+        last to want, its place.
       ready_s: from when on it need not wait, counted from the last operation.
     """
 
@@ -51,13 +56,11 @@ class Node:
     start: Node | None = None
     latency_s: float | None = None
     depth_s: float = 0.0
+    number: int = -1
     wanted: int = 0
+    left: int = 0
+    rank: tuple[bool, int, float] = (False, 0, 0.0)
     ready_s: float = 0.0
-
-    @property
-    def reads_end(self) -> bool:
-        """Whether it reads the result of a collective."""
-        return any(before.start is not None for before in self.reads)
 
 
 def scheduled(nodes: Sequence[Node], *, apart_s: float = VIEW_S, starts_wait: bool = True) -> list[Node]:
@@ -67,11 +70,16 @@ def scheduled(nodes: Sequence[Node], *, apart_s: float = VIEW_S, starts_wait: bo
       apart_s: how long what a kernel reads has to be there before it starts.
       starts_wait: whether kernels go before the start of a collective that no other one waits for.
     """
-    for node in nodes:
+    for number, node in enumerate(nodes):
+        node.number = number
         for before in node.reads:
             before.wanted += 1
+            before.left += number
             latency = before.latency_s if before is node.start else None
             node.depth_s = max(node.depth_s, before.depth_s + (latency or 0.0))
+    for node in nodes:
+        reads_end = any(before.start is not None for before in node.reads)
+        node.rank = reads_end, sum(before.wanted == 1 for before in node.reads), node.place
     ready = _Ready(starts_wait)
     order: list[Node] = []
     now = 0.0
@@ -84,6 +92,10 @@ def scheduled(nodes: Sequence[Node], *, apart_s: float = VIEW_S, starts_wait: bo
         order.append(chosen)
         for before in chosen.reads:
             before.wanted -= 1
+            before.left -= chosen.number
+            if before.wanted == 1:
+                last = nodes[before.left]
+                last.rank = last.rank[0], last.rank[1] + 1, last.place
             if not before.wanted:
                 after = before.latency_s if before is chosen.start else apart_s
                 ready.add(before, max(now, at + (after or 0.0)))
@@ -136,7 +148,7 @@ class _Ready:
                 return self._started(start)
         if alike:
             left = start.ready_s - now if start is not None and start.ready_s > now else None
-            chosen = max(alike, key=lambda node: _rank(node, left))
+            chosen = max(alike if left is None else _closest(alike, left), key=_RANK)
             alike.remove(chosen)
             return chosen
         if self.late and (start is None or self.late[0][0] <= start.ready_s):
@@ -145,7 +157,7 @@ class _Ready:
 
     def _goes_first(self, start: Node, alike: Sequence[Node]) -> bool:
         as_deep = not self.starts_wait and _depth(start) == self.depths[0]
-        return as_deep and _rank(start, None) > max(_rank(node, None) for node in alike)
+        return as_deep and start.rank > max(node.rank for node in alike)
 
     def _started(self, start: Node) -> Node:
         self.starts.remove(start)
@@ -165,7 +177,8 @@ def _depth(node: Node) -> float:
     return -round(node.depth_s, 9)
 
 
-def _rank(node: Node, left: float | None) -> tuple[float, bool, int, float]:
-    """Of two of one depth the higher one goes first."""
-    unlocked = sum(before.wanted == 1 for before in node.reads)
-    return -abs(left - node.seconds) if left is not None else 0.0, node.reads_end, unlocked, node.place
+def _closest(nodes: Sequence[Node], left_s: float) -> list[Node]:
+    """Those whose seconds are as close to what is left as any's."""
+    off = [abs(left_s - node.seconds) for node in nodes]
+    least = min(off)
+    return [node for node, away in zip(nodes, off, strict=True) if away == least]
