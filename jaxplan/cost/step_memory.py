@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -107,7 +106,28 @@ def step_memory(
         return running(most)
     if running(0).peak_bytes > room:  # as most plans that don't fit
         return running(0)
-    return running(bisect.bisect(range(most), room, lo=1, key=lambda count: running(count).peak_bytes) - 1)
+    return running(_largest(lambda count: running(count).peak_bytes, most, room))
+
+
+def _largest(peak_bytes: Callable[[int], int], most: int, room: float) -> int:
+    """The largest count for which there is room, as there is for 0 and not for `most`; bytes grow with it.
+
+    It is sought in turns where the bytes would be the room if they grew evenly, and in the middle.
+    """
+    fits, more = 0, most
+    evenly = True
+    while more - fits > 1:
+        middle = (fits + more) // 2
+        if evenly:
+            least, largest = peak_bytes(fits), peak_bytes(more)
+            middle = fits + int((room - least) / (largest - least) * (more - fits))
+            middle = min(max(middle, fits + 1), more - 1)
+        if peak_bytes(middle) <= room:
+            fits = middle
+        else:
+            more = middle
+        evenly = not evenly
+    return fits
 
 
 def _running(

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+_NONE = np.iinfo(np.int64).max
+
 
 class Places:
     """Pieces of addresses that buffers have taken, each for a time."""
@@ -16,15 +18,20 @@ class Places:
 
     def take(self, start: int, stop: int, size: int) -> bool:
         """Takes the smallest free piece that is large enough; whether there is one."""
-        taken = self._taken[:, : self._count]
-        beside = taken[2:, (taken[0] < stop) & (taken[1] > start)]
-        beside = beside[:, np.argsort(beside[0], kind="stable")]
-        begins = np.concatenate(([0], np.maximum.accumulate(beside[1])))
-        free = np.concatenate((beside[0], [self._room])) - begins
-        fitting = np.flatnonzero(free >= size)
-        if not len(fitting):
+        since, until, begins, ends = self._taken[:, : self._count]
+        (beside,) = ((since < stop) & (until > start)).nonzero()
+        begins = begins[beside]
+        order = begins.argsort(kind="stable")
+        free = np.full(len(beside) + 1, self._room)  # before each of them, and after the last one
+        free[:-1] = begins[order]
+        after = np.zeros_like(free)
+        np.maximum.accumulate(ends[beside[order]], out=after[1:])
+        free -= after
+        free[free < size] = _NONE
+        smallest = int(free.argmin())
+        if free[smallest] == _NONE:
             return False
-        first = int(begins[fitting[np.argmin(free[fitting])]])
+        first = int(after[smallest])
         if self._count == self._taken.shape[1]:
             self._taken = np.concatenate((self._taken, np.zeros_like(self._taken)), axis=1)
         self._taken[:, self._count] = start, stop, first, first + size
