@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from jaxplan.cost.scheduler import Node, scheduled
+from jaxplan.cost.scheduler import Node, _Ready, scheduled
 
 
 def kernel(place: int, *reads: Node, seconds: float = 1e-4) -> Node:
@@ -123,3 +123,24 @@ def test_all_run_behind_what_they_read() -> None:
         at = {node: place for place, node in enumerate(order)}
         assert len(at) == len(nodes)
         assert all(at[before] < at[node] for node in nodes for before in node.reads)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_ranks_are_kept_as_operations_are_taken(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what waits: whether it reads a collective's end, of how many it is the only one left that wants them."""
+    rng, nodes = random.Random(seed), list[Node]()
+    for place in range(60):
+        reads = rng.sample(nodes, min(len(nodes), rng.randrange(4)))
+        nodes += sent(place, *reads) if place % 7 == 0 else [kernel(place, *reads, *reads[:1])]
+    take, looked_at = _Ready.take, [0]
+
+    def checked(ready: _Ready, now: float) -> Node | None:
+        for node in (node for alike in ready.of_depth.values() for node in alike):
+            reads_end = any(before.start is not None for before in node.reads)
+            assert node.rank == (reads_end, sum(before.wanted == 1 for before in node.reads), node.place)
+            looked_at[0] += 1
+        return take(ready, now)
+
+    monkeypatch.setattr(_Ready, "take", checked)
+    assert len(scheduled(nodes)) == len(nodes)
+    assert looked_at[0] > 100
