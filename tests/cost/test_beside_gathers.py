@@ -221,7 +221,7 @@ def test_clipped_gradients_are_summed_behind_the_backward_pass(search: str, monk
         found.append((graph, beside_gathers(graph, *others)))
         return found[-1][1]
 
-    monkeypatch.setattr(sys.modules["jaxplan.cost.step_memory"], "beside_gathers", recorded)
+    monkeypatch.setattr(sys.modules["jaxplan.cost.deferred"], "beside_gathers", recorded)
     sharded, shapes, *_ = mlp("scale", True, 2**16, search)
     sharded.plan(*shapes)
     graph, late = found[-1]
