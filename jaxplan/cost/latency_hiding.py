@@ -345,10 +345,11 @@ def _late_sums(graph: Graph, last: Sequence[Op], needed: set[int]) -> set[int]:
     beside, sums = set[tuple[int, ...]](), list[Op]()
     for op in last:
         if op.primitive.startswith("reduce_") and "axes" in op.params:
+            along_rows = tuple(op.params["axes"]) == (len(graph.values[op.operands[0]].shape) - 1,)
             if not needed.isdisjoint(op.results):
-                if tuple(op.params["axes"]) != (len(graph.values[op.operands[0]].shape) - 1,):
+                if not along_rows:
                     beside.add(behind[op.index])
-            elif op.primitive == "reduce_sum" and graph.values[op.results[0]].shape:
+            elif op.primitive == "reduce_sum" and graph.values[op.results[0]].shape and not along_rows:
                 sums.append(op)
     return {op.results[0] for op in sums if behind[op.index] not in beside}
 

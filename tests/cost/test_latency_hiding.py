@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
 import jax
@@ -152,6 +153,43 @@ def test_what_they_make_waits_for_its_sum() -> None:
     given = found(graph, gathered=True)
     assert set(gradients(graph)) <= given.until.keys()
     assert all(given.until[i] >= given.times[i] for i in given.until)
+
+
+def test_a_loss_picks_its_labels_beside_the_logits_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One kernel makes both: the sum over the words doesn't keep the logits until sums of scales and biases run."""
+    seen: list[tuple[Graph, Ending]] = []
+
+    def recorded(graph: Graph, *others: Any) -> Ending:
+        seen.append((graph, ending_of(graph, *others)))
+        return seen[-1][1]
+
+    def step(weights: Any, x: jax.Array, labels: jax.Array) -> Any:
+        def loss(weights: Any) -> jax.Array:
+            *blocks, head = weights
+            h = x
+            for parts in blocks:
+                h = jax.checkpoint(block)(h, *parts)
+            logits = (h @ head.astype(h.dtype)).astype(jnp.float32)
+            picked = jnp.where(labels[:, None] == jnp.arange(logits.shape[-1]), logits, 0).sum(-1)
+            return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - picked)
+
+        value, grads = jax.value_and_grad(loss)(weights)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), value
+
+    monkeypatch.setattr(sys.modules["jaxplan.cost.step_memory"], "ending_of", recorded)
+    weights, x, _ = shapes(BLOCKS)
+    weights, words = [*weights, of(DIM, 8192, dtype=jnp.float32)], 8192
+    mesh = jax.sharding.AbstractMesh((8,), ("data",))
+    options = {"search": "fsdp", "compare_templates": False}
+    jaxplan.auto_shard(step, mesh, donate_argnums=0, hardware="h100", options=options).plan(
+        weights, x, of(ROWS, dtype=jnp.int32)
+    )
+    graph, ending = seen[-1]
+    sums = [op for op in graph.ops if op.primitive == "reduce_sum"]
+    picked = [op for op in sums if graph.values[op.operands[0]].shape == (ROWS, words) and op.params["axes"] == (1,)]
+    assert picked and not {op.index for op in picked} & ending.late.keys()
+    last_product = max(op.index for op in graph.ops if op.primitive == "dot_general")
+    assert all(ending.times[op.index] < ending.times[last_product] for op in picked)
 
 
 @pytest.mark.parametrize("search", ["data", "fsdp"])
