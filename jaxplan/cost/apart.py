@@ -226,8 +226,7 @@ def apart_scratch(
     for at, read, _ in copies_apart(graph, crossing, times, turned):
         if (row := reads.get(read)) is not None:
             operand = graph.values[graph.ops[read[0]].operands[read[1]]]
-            size = float(local_bytes(operand, row, axes, "gpu"))
-            found[at] = found.get(at, 0) + math.ceil(size)
+            found[at] = found.get(at, 0) + local_bytes(operand, row, axes, "gpu")
     return found
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from ..ir import Graph
 from ..sharding import MeshAxes
-from .tiles import local_bytes, local_sizes
+from .tiles import local_bytes, local_shape
 from .turned_caches import matrix_batches
 from .written import updates_part
 
@@ -70,13 +70,13 @@ def turned_for_products(
         if _turned(tensor.shape, one.batches):
             size = local_bytes(tensor, row, axes, "gpu")
             yield times[one.product], end, size // 2
-            if _turned(local_sizes(tensor.shape, row[None], axes)[0].tolist(), one.batches):
+            if _turned(local_shape(tensor.shape, row, axes), one.batches):
                 largest = max(largest, size)
     if largest:
         yield max(times[one.product] for one in found), end, largest
 
 
-def _turned(sizes: Sequence[int], batches: Sequence[int]) -> bool:
+def _turned(sizes: Sequence[float], batches: Sequence[int]) -> bool:
     """Whether dimensions that come first lie behind others, but for those of one place."""
     wanted = [d for d in batches if sizes[d] > 1]
     return any(sizes[d] > 1 for d in range(max(wanted, default=0)) if d not in wanted)

@@ -104,7 +104,6 @@ def kernel_times(
       seconds: prices of all runs of operations, for those of which nothing is known.
     """
     whole = np.full(len(axes), NONE)
-    grown: dict[tuple[int, bytes], float] = {}
 
     def row_of(op: Op, place: int) -> np.ndarray:
         if place < len(op.operands):
@@ -113,12 +112,9 @@ def kernel_times(
 
     def local_share(value: int, row: np.ndarray) -> float:
         """Bytes in one device's tiles for each byte of the tensor."""
-        key = value, row.tobytes()
-        if key not in grown:
-            tensor = graph.values[value]
-            tiling: Tiling = crossing.images.get(value, "any")
-            grown[key] = float(local_bytes(tensor, row, axes, "tpu", tiling)) / max(tensor.bytes, 1.0)
-        return grown[key]
+        tensor = graph.values[value]
+        tiling: Tiling = crossing.images.get(value, "any")
+        return local_bytes(tensor, row, axes, "tpu", tiling) / max(tensor.bytes, 1.0)
 
     def sizes(op: Op, place: int) -> list[float]:
         value = (*op.operands, *op.results)[place]

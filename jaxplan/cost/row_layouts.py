@@ -18,7 +18,7 @@ import numpy as np
 
 from ..ir import Graph, Op
 from ..sharding import ELEMENTWISE, MeshAxes
-from .tiles import Tiling, lies_in_rows, local_bytes, local_sizes
+from .tiles import Tiling, lies_in_rows, local_bytes, local_shape
 
 
 def stays_in_rows(graph: Graph) -> frozenset[int]:
@@ -76,11 +76,11 @@ def cut_to_columns(
     made = values.get(gradient)
     if made is None or not lies_in_rows(graph.values[gradient], made, axes, tiling):
         return {}
-    found, wide = {}, local_sizes(graph.values[gradient].shape, made[None], axes)[0, -1] > 1
+    found, wide = {}, local_shape(graph.values[gradient].shape, made, axes)[-1] > 1
     for argument, value in updated if wide else ():
         if (row := values.get(value)) is not None:
             tensor = graph.values[argument]
-            if local_sizes(tensor.shape, row[None], axes)[0, -1] == 1:
+            if local_shape(tensor.shape, row, axes)[-1] == 1:
                 in_lanes = frozenset({len(tensor.shape) - 1})
                 found[argument] = local_bytes(tensor, row, axes, "tpu", in_lanes)
     return found

@@ -34,7 +34,7 @@ from .._jax import HEADS_ARE_PADDED
 from ..ir import Graph, Op
 from ..sharding import MeshAxes
 from .converted_weights import Converted
-from .tiles import LANES, Tiling, local_bytes, local_sizes
+from .tiles import LANES, Tiling, local_bytes, local_shape
 from .written import updates_part
 
 _WORD = 4
@@ -95,7 +95,7 @@ def turned_for_loops(
         if (row := values.get(one.carry)) is None:
             continue
         tensor = graph.values[one.carry]
-        *_, heads, columns = sizes = local_sizes(tensor.shape, row[None], axes)[0].tolist()
+        *_, heads, columns = sizes = local_shape(tensor.shape, row, axes)
         tiling: Tiling = "any"
         if one.along is None:
             turned = heads == 1 < tensor.shape[-2] and tensor.item_bytes < _WORD

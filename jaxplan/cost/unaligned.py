@@ -22,7 +22,7 @@ import numpy as np
 
 from ..ir import Graph, Op
 from ..sharding import ELEMENTWISE, MeshAxes
-from .tiles import LANES, SUBLANES, local_bytes, local_sizes
+from .tiles import LANES, SUBLANES, local_bytes, local_shape
 
 _PASSED = ELEMENTWISE | {"convert_element_type"}
 _SUMS = frozenset({"argmax", "argmin", "reduce_max", "reduce_min", "reduce_sum"})
@@ -102,7 +102,7 @@ def copied_in_lanes(
         shape = graph.values[made].shape
         if (row := values.get(made)) is None or shape[-1:] != graph.values[read].shape[-1:]:
             continue
-        if local_sizes(shape, row[None], axes)[0][-1] % LANES:
+        if local_shape(shape, row, axes)[-1] % LANES:
             yield times[index], times[index] + 1, local_bytes(graph.values[made], row, axes, "tpu")
 
 

@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-_NONE = np.iinfo(np.int64).max
-
 
 class Places:
     """Pieces of addresses that buffers have taken, each for a time."""
@@ -27,11 +25,10 @@ class Places:
         after = np.zeros_like(free)
         np.maximum.accumulate(ends[beside[order]], out=after[1:])
         free -= after
-        free[free < size] = _NONE
-        smallest = int(free.argmin())
-        if free[smallest] == _NONE:
+        (fitting,) = (free >= size).nonzero()
+        if not len(fitting):
             return False
-        first = int(after[smallest])
+        first = int(after[fitting[free[fitting].argmin()]])
         if self._count == self._taken.shape[1]:
             self._taken = np.concatenate((self._taken, np.zeros_like(self._taken)), axis=1)
         self._taken[:, self._count] = start, stop, first, first + size

@@ -14,7 +14,8 @@ import jaxplan
 from jaxplan.cost import CostModel, step_memory, traffic
 from jaxplan.cost.estimates import Estimates
 from jaxplan.cost.ledger import Ledger
-from jaxplan.cost.vector_memory import Places, Stay, VectorMemory, vector_memory
+from jaxplan.cost.vector_memory import Stay, VectorMemory, vector_memory
+from jaxplan.cost.vector_places import Places
 from jaxplan.hardware import compile_for, load_profile
 from jaxplan.ir import Graph, trace
 from jaxplan.lowering import compiled_memory
