@@ -3,13 +3,15 @@
 Scores that a product of narrow numbers makes (bf16) and a softmax converts (to f32) are not stored: the product is
 computed into the maximum, and once more into the argument less that, which is kept for the sum, the quotient and the
 backward pass, if they are scaled or masked in between.  Read as they are converted, the scores are kept themselves,
-half as large.  Attention with heads of 64 to 512 columns, not scanned, compiled for v5e, v5p and v6e by jax 0.10.2,
-libtpu 0.0.42.1.  The logits of classifiers, products without batch dimensions, are computed once more on the way back.
+half as large, and so are scores that are transposed before the softmax, as of queries in groups that share their keys
+(`btkgd,bskd->bkgts` of 2 and 4 keys' heads: 134 MB a layer where 268 were counted).  Attention with heads of 64 to 512
+columns, not scanned, compiled for v5e, v5p and v6e by jax 0.10.2, libtpu 0.0.42.1.  The logits of classifiers, products
+without batch dimensions, are computed once more on the way back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ..ir import VIEWS, Graph, Op
 from ..sharding import ELEMENTWISE
@@ -30,9 +32,35 @@ def makes_f32(graph: Graph, product: int) -> bool:
 
 
 def makes_scores(graph: Graph, producers: Sequence[int], op: Op) -> bool:
-    """Whether `op` is a product with batch dimensions, or the sum of two that one kernel makes."""
+    """Whether `op` is a product with batch dimensions, or the sum of two that one kernel makes, read as it is made."""
+    if is_turned(graph, op.index):
+        return False
     made = [producers[v] for v in op.operands] if op.primitive == "add" else [op.index]
     return all(maker >= 0 and is_batched(graph.ops[maker]) for maker in made)
+
+
+def is_turned(graph: Graph, made: int) -> bool:
+    """Whether what a product with batch dimensions makes is transposed, and not read otherwise."""
+    readers = [graph.ops[reader].primitive for reader, _ in graph.uses()[graph.ops[made].results[0]]]
+    return is_batched(graph.ops[made]) and bool(readers) and all(name == "transpose" for name in readers)
+
+
+def turned_scores(graph: Graph, kinds: Sequence[str], producers: Sequence[int]) -> set[int]:
+    """Scores that are transposed, then scaled or masked in other numbers before they are exponentiated."""
+    uses, exponents = graph.uses(), exponentiated(graph, kinds, producers)
+
+    def made_of(values: Iterable[int], primitive: str | None = None) -> Iterator[Op]:
+        for reader in (graph.ops[index] for value in values for index, _ in uses[value]):
+            if primitive in (None, reader.primitive):
+                yield reader
+
+    found = set[int]()
+    for op in filter(is_batched, graph.ops):
+        turned = [r.results[0] for r in made_of(op.results, "transpose")]
+        converted = [r.results[0] for r in made_of(turned, "convert_element_type")]
+        if any(r.results[0] in exponents and r.primitive != "sub" for r in made_of(converted)):
+            found.update(op.results)
+    return found
 
 
 def is_converted(graph: Graph, producers: Sequence[int], value: int) -> bool:

@@ -9,9 +9,13 @@ beside what they are made of.  For v6e it does so from 8.5 times on (8 not, 9.6 
 batch dimensions or more, as sequences and heads do that have their own keys (up to 16 times not); `vmap` over the heads
 that share a key, as `jax.nn.dot_product_attention` does it, puts these first.  (With one batch dimension, two heads a
 key and 4096 tokens it was not written either, which is left out.)  What is as large as it, the argument of a gelu or
-scores in bf16, both products compute it again of.  The gradient of scores that are bf16 and converted to f32 for their
-softmax is computed in f32 of two bf16 arrays, and written on v5p from 1.1 times on (1.0 not) and on v6e from 2.5 on (2
-not; 40 stacks, 128 to 4096 tokens, heads of 64 to 256 columns, libtpu 0.0.42.1, 2026-11-26), on v5e not (up to 32).
+scores in bf16, both products compute it again of; not of scores in bf16 that are transposed, as of queries that share a
+head of keys, and scaled or masked in f32 (134 MB a layer on v5p, none on v6e).  Of scores in f32 that are transposed
+v6e's are written, whatever their batches, from 4.4 times on where they are masked (4 not, 4.8 so), else from 8.5 on
+(6.4 not, 10.7 so) where what the product makes is reshaped, its heads merged (2026-11-30).  The gradient of scores that
+are bf16 and converted to f32 for their softmax is computed in f32 of two bf16 arrays, and written on v5p from 1.1 times
+on (1.0 not) and on v6e from 2.5 on (2 not; 40 stacks, 128 to 4096 tokens, heads of 64 to 256 columns, libtpu 0.0.42.1,
+2026-11-26), on v5e not (up to 32).
 So is, on v6e, a softmax rounded to bf16 of scores that queries and keys in f32 make and a mask is added to (Llamas of
 Hugging Face's: from 4 times on, 2 not; not where a mask selects, or there is none; 2026-11-28).
 Under remat in a loop, where both products are near, it was not
@@ -30,8 +34,8 @@ that of one core's unit beside all of memory.)
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -40,7 +44,7 @@ from ..ir import Graph
 from ..sharding import MeshAxes
 from .added_scores import AddedScores
 from .residency import Flow, unmoved
-from .scores import is_batched, is_converted, makes_f32
+from .scores import is_batched, is_converted, is_turned, makes_f32, turned_scores
 from .tiles import device_bytes, local_sizes
 from .vector_work import vector_work
 
@@ -48,6 +52,10 @@ _WIDER = 2.0
 """Bytes of what it is made of, in its own: then it is worth a buffer."""
 _LEAST_WORK = 4
 """Operations for an element of what an exact gelu's error function is kept for: its two products are too few (v5p)."""
+
+
+_MASKING = frozenset({"add", "select_n"})
+Turned = Literal["narrow", "masked", "merged"]
 
 
 class Again(NamedTuple):
@@ -68,6 +76,8 @@ class SharedOperand(NamedTuple):
 
     Attributes:
       rounded: it is rounded of what is computed in wider numbers, of arrays that are none, nor added scores.
+      turned: it is a softmax of scores that are transposed, as wide as it ("narrow"), or wider and masked, or wider and
+        what the product makes of it is reshaped, as heads that are merged.
       again: of what is made of no more bytes than it has, what that takes.
     """
 
@@ -75,6 +85,7 @@ class SharedOperand(NamedTuple):
     reads: tuple[tuple[int, int], ...]
     rounded: bool
     again: Again | None = None
+    turned: Turned | None = None
 
 
 def shared_operands(
@@ -91,10 +102,11 @@ def shared_operands(
         added: scores that kernels add again.
     """
     graph, found = flow.graph, dict[int, list[tuple[int, int]]]()
+    narrow = turned_scores(graph, flow.kinds, flow.producers)
     totals, uses = {one.total for one in added}, graph.uses()
 
-    def is_wide(value: int) -> bool:
-        read = sum(size * (1 + (leaf in totals)) for leaf, size in (leaves[value] or {}).items())
+    def is_wide(value: int, twice: Set[int]) -> bool:
+        read = sum(size * (1 + (leaf in twice)) for leaf, size in (leaves[value] or {}).items())
         return read >= _WIDER * bytes_of[value]
 
     def is_of_f32(leaf: int) -> bool:
@@ -119,6 +131,7 @@ def shared_operands(
             return True
         most_bytes = graph.values[value].item_bytes
         wider = any(graph.values[leaf].item_bytes > most_bytes or leaf in totals for leaf in large)
+        wider |= not is_wide(value, totals)  # a softmax of scores that are transposed
         seen, todo = set[int](), [value]
         while todo and not wider:  # it may have been scaled or masked since
             value = todo.pop()
@@ -130,6 +143,25 @@ def shared_operands(
             tensor, maker = graph.values[value], graph.ops[flow.producers[value]]
             todo += [v for v in maker.operands if graph.values[v].shape == tensor.shape and v not in large]
         return False
+
+    def turned(value: int, products: Iterable[int]) -> Turned | None:
+        shape, seen, todo, masked = graph.values[value].shape, set[int](), [*(leaves[value] or ())], False
+        while todo:
+            made = todo.pop()
+            if made in seen or (maker := flow.producers[made]) < 0:
+                continue
+            seen.add(made)
+            op = graph.ops[maker]
+            if is_turned(graph, maker):
+                if made in narrow or masked:
+                    return "narrow" if made in narrow else "masked"
+                return "merged" if any(_is_merged(graph, uses, graph.ops[one].results[0]) for one in products) else None
+            if op.primitive == "transpose":
+                todo += op.operands
+            elif flow.kinds[maker] == "fused":
+                masked |= op.primitive in _MASKING and all(graph.values[v].shape for v in op.operands)
+                todo += [v for v in op.operands if graph.values[v].shape == shape]
+        return None
 
     def again(value: int, work: float, reads: Sequence[tuple[int, int]]) -> Again:
         read, count = sum((leaves[value] or {}).values()), math.prod(graph.values[value].shape)
@@ -149,15 +181,24 @@ def shared_operands(
             and any(flow.producers[leaf] >= 0 for leaf in leaves[value] or ())  # of weights see `converted_weights`
             and not any(stored[graph.ops[index].operands[place]] for index, place in reads)
         ):
-            wide = is_wide(value)
+            wide = is_wide(value, totals | narrow)
             of_erfc = wide and not erfcs.isdisjoint(leaves[value] or ())
             work = vector_work(flow, value, leaves[value] or {}) if of_erfc or not wide else None
             if not wide and work is not None and not graph.values[value].narrowed:  # f32 read in bf16: not seen
                 shared.append(SharedOperand(value, tuple(reads), False, again(value, work, reads)))
             products = all(graph.ops[index].primitive == "dot_general" for index, _ in reads)
             if wide and products and (work is None or work >= _LEAST_WORK):
-                shared.append(SharedOperand(value, tuple(reads), is_rounded(value)))
+                shared.append(SharedOperand(value, tuple(reads), is_rounded(value), turned=turned(value, dict(reads))))
     return tuple(shared)
+
+
+def _is_merged(graph: Graph, uses: Sequence[Sequence[tuple[int, int]]], value: int) -> bool:
+    """Whether a value is reshaped, transposed before or not."""
+    readers = [graph.ops[index] for index, _ in uses[value]]
+    return any(
+        op.primitive == "reshape" or (op.primitive == "transpose" and _is_merged(graph, uses, op.results[0]))
+        for op in readers
+    )
 
 
 def _beside(
@@ -217,7 +258,7 @@ def written_bytes(
     size = device_bytes(value, places[0][place], axes, profile.kind)
     if shared.again is None:
         written = np.all([
-            _larger(graph, axes, profile, read, rows, rounded=shared.rounded)
+            _larger(graph, axes, profile, read, rows, shared)
             for read, rows in zip(shared.reads, places, strict=False)
         ], axis=0)  # fmt: skip
         return np.where(written, np.ceil(size), 0).astype(np.int64)
@@ -240,16 +281,19 @@ def written_bytes(
 
 
 def _larger(
-    graph: Graph, axes: MeshAxes, profile: Profile, read: tuple[int, int], places: Sequence[np.ndarray], *,
-    rounded: bool,
+    graph: Graph, axes: MeshAxes, profile: Profile, read: tuple[int, int], places: Sequence[np.ndarray],
+    shared: SharedOperand,
 ) -> np.ndarray:  # fmt: skip
     """`bool[n]`: whether what a product reads is so much larger than all else of it that it would have it in memory.
 
     Args:
-      read: operation and position of the operand; places: see `written_bytes`; rounded: see `SharedOperand`.
+      read: operation and position of the operand; places: see `written_bytes`.
     """
     ratio = profile.shared_operand_ratio or math.inf
-    of_batches = (profile.rounded_operand_ratio if rounded else profile.batched_operand_ratio) or math.inf
+    of_batches = (profile.rounded_operand_ratio if shared.rounded else profile.batched_operand_ratio) or math.inf
+    if shared.turned is not None:
+        of_turned = {"narrow": of_batches, "masked": profile.turned_operand_ratio, "merged": ratio}
+        ratio = of_batches = of_turned[shared.turned] or math.inf
     op, place = graph.ops[read[0]], read[1]
     if math.isinf(min(ratio, of_batches)):
         return np.zeros(len(places[place]), bool)

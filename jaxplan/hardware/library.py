@@ -62,6 +62,7 @@ _KIND_NUMBERS: dict[str, dict[str, tuple[type, float, float]]] = {
         "shared_operand_ratio": (float, 0.0, _INF),
         "batched_operand_ratio": (float, 0.0, _INF),
         "rounded_operand_ratio": (float, 0.0, _INF),
+        "turned_operand_ratio": (float, 0.0, _INF),
     },
     "gpu": {
         "core_count": (int, 0, _INF),

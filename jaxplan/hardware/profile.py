@@ -134,10 +134,10 @@ class Profile:
       keeps_drops: 1 where what is dropped out of those is written for products, see there, else 0; TPU only.
       keeps_scores: 1 where scores in f32 are kept beside their softmax's argument, see `cost.kept_scores`, else 0; TPU
         only.
-      shared_operand_ratio, batched_operand_ratio, rounded_operand_ratio: from how many times the elements of a
-        product's other operand and result on XLA writes what several products would compute of larger arrays, see
-        `cost.shared_operands`; the others of products of several batch dimensions, the third where what is computed in
-        wider numbers is rounded; TPU only.
+      shared_operand_ratio, batched_operand_ratio, rounded_operand_ratio, turned_operand_ratio: from how many times the
+        elements of a product's other operand and result on XLA writes what several products would compute of larger
+        arrays, see `cost.shared_operands`; the others of products of several batch dimensions, the third where what is
+        computed in wider numbers is rounded, the fourth where scores in f32 are transposed; TPU only.
       core_count, compute_capability: streaming multiprocessors, and NVIDIA's number of the generation; GPU only.
       unaligned_flops_share, unaligned_hbm_share: what a product reaches of others' rates of arithmetic and of memory
         when its rows are no multiples of 16 bytes; GPU only.
@@ -189,6 +189,7 @@ class Profile:
     shared_operand_ratio: float | None = None
     batched_operand_ratio: float | None = None
     rounded_operand_ratio: float | None = None
+    turned_operand_ratio: float | None = None
     core_count: int | None = None
     compute_capability: float | None = None
     unaligned_flops_share: float | None = None

@@ -38,6 +38,16 @@ def attention(weights: Any, x: jax.Array, *, wide: bool | None) -> jax.Array:
     return x + jnp.einsum("btkgd,kgdm->btm", mixed, weights["o"].astype(BF16))
 
 
+def masked(weights: Any, x: jax.Array, *, wide: bool) -> jax.Array:
+    """Groups of queries that share a head of keys, masked in f32; the heads merged."""
+    q, k, v = (jnp.einsum("btm,m...d->bt...d", x, weights[name].astype(BF16)) for name in "qkv")
+    scores = jnp.einsum("btkgd,bskd->bkgts", q, k, preferred_element_type=F32 if wide else None).astype(F32)
+    causal = jnp.tril(jnp.ones(scores.shape[-2:], bool))
+    softmax = jax.nn.softmax(jnp.where(causal, 0.125 * scores, -1e30)).astype(BF16)
+    mixed = jnp.einsum("bkgts,bskd->btkgd", softmax, v).reshape(*x.shape[:2], -1)
+    return x + mixed @ weights["o"].astype(BF16).reshape(mixed.shape[-1], -1)
+
+
 def swiglu(weights: Any, x: jax.Array) -> jax.Array:
     up, gate = (x @ weights[name].astype(BF16) for name in "ug")
     return x + (jax.nn.silu(gate) * up) @ weights["d"].astype(BF16)
@@ -100,6 +110,16 @@ def test_what_is_rounded_of_bf16_scores() -> None:
     forward = max(op.index for op in graph.ops if op.primitive == "exp")
     assert [one.rounded for one in found] == [True] * LAYERS
     assert all(index > forward for one in found for index, _ in one.reads)
+
+
+@pytest.mark.parametrize(("wide", "turned"), [(True, "masked"), (False, "narrow")])
+def test_scores_of_groups_are_transposed(wide: bool, turned: str) -> None:
+    graph, found = shared(step_of(masked, wide=wide), shapes_of(attention_weights(2, 4), 512))
+    rounded = {op.results[0]: op.operands[0] for op in graph.ops if op.primitive == "convert_element_type"}
+    quotients = {op.results[0] for op in graph.ops if op.primitive == "div"}
+    softmaxes = [one for one in found if rounded.get(one.value) in quotients]
+    assert [(one.turned, one.rounded) for one in softmaxes] == [(turned, False)] * LAYERS
+    assert all(one.rounded is not wide for one in found if one not in softmaxes)
 
 
 def test_nothing_is_shared_in_a_loop() -> None:
@@ -200,6 +220,14 @@ BROAD = pytest.mark.aot_broad
         pytest.param(
             step_of(attention, wide=True), attention_weights(8, 1), 1024, "tpu-v5p:2x2x2", 0.06, marks=BROAD
         ),
+        (step_of(masked, wide=False), attention_weights(2, 4), 2048, "tpu-v5e:2x4", 0.04),
+        pytest.param(
+            step_of(masked, wide=False), attention_weights(2, 4), 2048, "tpu-v5p:2x2x2", 0.04, marks=BROAD
+        ),
+        pytest.param(
+            step_of(masked, wide=False), attention_weights(2, 4), 2048, "tpu-v6e:2x4", 0.04, marks=BROAD
+        ),
+        pytest.param(step_of(masked, wide=True), attention_weights(2, 4), 2048, "tpu-v6e:2x4", 0.04, marks=BROAD),
         (step_of(swiglu), SWIGLU, 1024, "tpu-v5p:2x2x2", 0.06),
         pytest.param(
             step_of(attention, wide=True), attention_weights(4, 4), 2048, "tpu-v6e:2x4", 0.06, marks=BROAD
