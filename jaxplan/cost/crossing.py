@@ -18,6 +18,7 @@ from .first_layers import first_layers
 from .gathered_orders import GatheredOrder, gathered_orders
 from .grouped_concats import Grouped, grouped_concats
 from .grouped_convolutions import grouped_convolutions
+from .heads import Halves, halves_in_lanes
 from .images import Lanes
 from .indices import Prepared, prepared
 from .invariants import Invariant
@@ -164,6 +165,11 @@ class Traffic:
     def grouped_convolutions(self) -> tuple[Op, ...]:
         """See `grouped_convolutions`."""
         return tuple(grouped_convolutions(self.graph))
+
+    @functools.cached_property
+    def halves(self) -> tuple[Halves, ...]:
+        """See `halves_in_lanes`."""
+        return tuple(halves_in_lanes(self.graph, self.producers))
 
     @functools.cached_property
     def enlarging(self) -> tuple[Op, ...]:

@@ -46,6 +46,7 @@ from collections.abc import Iterator, Sequence
 
 from ..ir import VIEWS, Graph, Op, Value
 from ..sharding import Rule
+from .heads import turned_by_halves, widened_by_heads
 from .indices import adds_gathered, gathered_for_sums, unviewed
 from .precision import rounds_operands
 from .residency import made_of, unmoved
@@ -115,7 +116,8 @@ def moved_on_tpu(
     graph: Graph, rules: Sequence[Rule], producers: Sequence[int], source: Sequence[bool]
 ) -> set[int]:
     """What XLA for TPU writes because it is padded, put beside something else, moved around or sliced; see above."""
-    return _widened(graph, producers) | _sliced(graph, rules, producers, source)
+    moved = _widened(graph, producers) | _sliced(graph, rules, producers, source)
+    return moved | widened_by_heads(graph, producers) | turned_by_halves(graph, producers)
 
 
 def _widened(graph: Graph, producers: Sequence[int]) -> set[int]:

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 from ..ir import Graph, Op
 from ..sharding import Rule
+from .heads import halves_in_lanes
 from .kinds import REDUCTIONS
 from .residency import Flow
 
@@ -50,6 +51,8 @@ def lanes_left(flow: Flow) -> dict[int, frozenset[int]]:
         known = len(found)
         for op, parts in (*handing, *reversed(handing)):
             _hand_on(graph, op, rules[op.index], found, fixed, parts)
+    for halves in halves_in_lanes(graph, flow.producers):
+        found |= {value: len(graph.values[value].shape) - 1 for value in halves.parts if value not in found}
     return {value: frozenset({lanes}) for value, lanes in found.items()}
 
 

@@ -29,6 +29,7 @@ from .fills import earlier
 from .first_layers import turned_round
 from .grouped_concats import written_in_groups
 from .grouped_convolutions import copied_for_groups
+from .heads import normed_twice
 from .held_back import (
     PRODUCTS,
     behind_loops,
@@ -239,6 +240,7 @@ def _running(
         beside += [(one.start, one.stop, one.size) for one in lists]
         beside += copied_for_groups(graph, axes, crossing.grouped_convolutions, times, values, reads)
         beside += copied_in_lanes(graph, axes, crossing.unaligned, times, values)
+        beside += normed_twice(graph, axes, crossing.halves, lives, values)
         beside += reversed_gradients(graph, axes, crossing.enlarging, times, reads, crossing.images)
         converted = [*converted_weights(graph, axes, stored, times, values, reads)]
         if model.profile.keeps_drops:
