@@ -2,7 +2,8 @@
 
 XLA for TPU takes elements from what is in memory.  Where that is a product's result in a wider type, the product's
 kernel writes both: the narrow one, from which everything else is computed again, and the wide one for the gather (f32
-beside bf16 logits).  A table, an argument, is itself in memory; what it is converted to see `converted_weights`.
+beside bf16 logits, to which a bias in f32 may have been added: the words of a DeBERTa, 412 MB beside 824).  A table, an
+argument, is itself in memory; what it is converted to see `converted_weights`.
 
 What adds to one element of each row becomes a comparison with the row's index and a selection, fused like any other:
 the gradient of `take_along_axis` with one index a row is never stored.  With several indices a row, or where rows are
@@ -52,12 +53,21 @@ def is_selection(graph: Graph, op: Op) -> bool:
 def gathered_from(graph: Graph, producers: Sequence[int], value: int) -> int:
     """What is kept of a value that a gather reads: the argument or the narrower result that it is converted from."""
     kept, narrower, converted = value, value, False
-    while producers[kept] >= 0 and graph.ops[producers[kept]].primitive in _HANDED_ON:
-        maker = graph.ops[producers[kept]]
-        kept, converted = maker.operands[0], converted or maker.primitive == "convert_element_type"
+    while producers[kept] >= 0 and (handed := _handed_on(graph, graph.ops[producers[kept]])) is not None:
+        converted |= graph.ops[producers[kept]].primitive == "convert_element_type"
+        kept = handed
         if graph.values[kept].item_bytes < graph.values[value].item_bytes:
             narrower = kept
     return kept if converted and producers[kept] < 0 else narrower
+
+
+def _handed_on(graph: Graph, op: Op) -> int | None:
+    """What `op` converts, takes another view of, or adds a bias to."""
+    if op.primitive == "add":
+        size = math.prod(graph.values[op.results[0]].shape)
+        large = [v for v in op.operands if math.prod(graph.values[v].shape) == size]
+        return large[0] if len(large) == 1 else None
+    return op.operands[0] if op.primitive in _HANDED_ON else None
 
 
 def wide_copies(graph: Graph, stored: Sequence[bool], producers: Sequence[int]) -> tuple[WideCopy, ...]:

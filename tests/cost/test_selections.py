@@ -121,6 +121,20 @@ def test_capped_logits_are_made_once_on_tpu() -> None:
     assert crossing.stored[gather.operands[0]] and crossing.wide == ()
 
 
+def test_a_bias_may_be_added_before_elements_are_taken_on_tpu() -> None:
+    """In f32, to bf16 logits: they are kept, and both are in memory for the gather (a DeBERTa on v5e, -14 % without)."""
+
+    def loss(w: Any, h: Any, y: Any, bias: Any) -> Any:
+        return cross_entropy((h @ w).astype(jnp.float32) + bias, y).mean()
+
+    bias = jax.ShapeDtypeStruct((WORDS,), jnp.float32)
+    graph, crossing = crossed(jax.value_and_grad(loss, (0, 1)), W, H, Y, bias, platform="tpu")
+    product = next(op for op in graph.ops if op.primitive == "dot_general")
+    (wide,) = crossing.wide
+    assert crossing.stored[product.results[0]] and graph.ops[wide.made].primitive == "add"
+    assert not crossing.stored[graph.ops[wide.made].results[0]]
+
+
 def test_what_is_gathered_from_wide_logits_is_gathered_at_once() -> None:
     """Whatever waits for its indices in the program: a logsumexp stands between them and the logits."""
 
