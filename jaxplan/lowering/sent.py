@@ -201,7 +201,8 @@ def as_sent(
             narrow(value, reads[op, position])
             for position, value in enumerate(graph.ops[op].operands)
             if f32[value] and graph.values[value].shape == item.shape and (op, position) in reads and value in values
-            and not np.array_equal(reads[op, position], values[value])  # read as it is made, it isn't sent
+            # read as it is made, or as its sum is, it isn't sent
+            and ((reads[op, position] != values[value]) & (values[value] != UNREDUCED)).any()
         ]  # fmt: skip
         made = narrowed_like(graph.ops[op].results, item)
         # read as it lies: it was sent where it was made, as by a barrier
