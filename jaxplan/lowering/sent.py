@@ -159,7 +159,7 @@ def as_sent(
 
     What no operand or result of its operation has the shape of is on its way into a loop: a stack.
     """
-    uses = graph.uses()
+    uses, producers = graph.uses(), graph.producers()
     f32 = [tensor.narrowed or tensor.dtype == "float32" for tensor in graph.values]  # to the program
 
     def scattered(item: Collective, op: int) -> Collective:
@@ -184,6 +184,15 @@ def as_sent(
                         found.setdefault(graph.values[value].shape, set()).add(narrow)
         return found
 
+    def sliced(op: int, item: Collective) -> list[bool]:
+        """Whether the stacks that an operation's operands are slices of go into their loop narrow."""
+        makers = [graph.ops[producers[v]] for v in graph.ops[op].operands if producers[v] >= 0]
+        slices = [one for one in makers if one.primitive == "scan_slice" and f32[one.operands[0]]]
+        return [
+            graph.taken(one.operands[0], [(one.index, 0)]).narrowed
+            for one in slices if graph.values[one.operands[0]].shape == item.shape
+        ]  # fmt: skip
+
     def narrow(value: int, row: np.ndarray) -> bool:
         """Whether all that read a value in one layout take it so."""
         alike = [use for use in uses[value] if use in reads and np.array_equal(reads[use], row)]
@@ -207,7 +216,7 @@ def as_sent(
         made = narrowed_like(graph.ops[op].results, item)
         # read as it lies: it was sent where it was made, as by a barrier
         lying = narrowed_like(graph.ops[op].operands, item)
-        return all(moved or made or lying or stacks().get(item.shape) or [False])
+        return all(moved or made or lying or sliced(op, item) or stacks().get(item.shape) or [False])
 
     def sent(item: Collective, op: int) -> Collective:
         if item.kind == "reduce_scatter" and op >= 0 and not item.written:

@@ -122,7 +122,7 @@ def test_capped_logits_are_made_once_on_tpu() -> None:
 
 
 def test_a_bias_may_be_added_before_elements_are_taken_on_tpu() -> None:
-    """In f32, to bf16 logits: they are kept, and both are in memory for the gather (a DeBERTa on v5e, -14 % without)."""
+    """In f32, to bf16 logits: they are kept, and both are in memory for the gather (a DeBERTa on v5e: -14 %)."""
 
     def loss(w: Any, h: Any, y: Any, bias: Any) -> Any:
         return cross_entropy((h @ w).astype(jnp.float32) + bias, y).mean()
