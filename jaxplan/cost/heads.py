@@ -36,7 +36,26 @@ _SLICES = frozenset({"slice", "split"})
 
 def widened_by_heads(graph: Graph, producers: Sequence[int]) -> set[int]:
     """What is in memory of products whose heads are normalised: their results in wider numbers, head by head."""
-    return set(_normed(graph, producers))
+    values, found = graph.values, set[int]()
+    for op in graph.ops:
+        if op.primitive == "convert_element_type":
+            wide, heads = op.results[0], op.operands[0]
+            maker, columns = producers[heads], (len(values[wide].shape) - 1,)
+            split = maker >= 0 and _splits_heads(graph, producers, graph.ops[maker])
+            if split and values[wide].item_bytes > values[heads].item_bytes:
+                if any(one.params["axes"] == columns for one in _sums(graph, wide)):
+                    found.add(wide)
+    return found
+
+
+def _sums(graph: Graph, value: int) -> Iterator[Op]:
+    """The operations that sum a value, or its squares."""
+    for op in (graph.ops[reader] for reader, _ in graph.uses()[value]):
+        if op.primitive in ("integer_pow", "mul", "square"):
+            squares = (graph.ops[reader] for reader, _ in graph.uses()[op.results[0]])
+            yield from (one for one in squares if one.primitive == "reduce_sum")
+        elif op.primitive == "reduce_sum":
+            yield op
 
 
 def turned_by_halves(graph: Graph, producers: Sequence[int]) -> set[int]:
@@ -137,27 +156,3 @@ def _part_of(graph: Graph, producers: Sequence[int], value: int) -> int | None:
             break
         value = op.operands[0]
     return None
-
-
-def _normed(graph: Graph, producers: Sequence[int]) -> Iterator[int]:
-    """What products make, by heads, in wider numbers."""
-    uses, values = graph.uses(), graph.values
-    for op in graph.ops:
-        if op.primitive != "convert_element_type":
-            continue
-        wide, heads = op.results[0], op.operands[0]
-        maker = producers[heads]
-        if maker < 0 or not _splits_heads(graph, producers, graph.ops[maker]):
-            continue
-        if values[wide].item_bytes <= values[heads].item_bytes:
-            continue
-        readers = [graph.ops[reader] for reader, _ in uses[wide]]
-        sums = [r for r in readers for r in (r, *_squared(graph, r)) if r.primitive == "reduce_sum"]
-        if any(r.params.get("axes") == (len(values[wide].shape) - 1,) for r in sums):
-            yield wide
-
-
-def _squared(graph: Graph, op: Op) -> Iterator[Op]:
-    """What reads the squares that `op` makes."""
-    if op.primitive in ("integer_pow", "mul", "square"):
-        yield from (graph.ops[reader] for reader, _ in graph.uses()[op.results[0]])
