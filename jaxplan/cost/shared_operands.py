@@ -145,6 +145,7 @@ def shared_operands(
         return False
 
     def turned(value: int, products: Iterable[int]) -> Turned | None:
+        """See `SharedOperand`."""
         shape, seen, todo, masked = graph.values[value].shape, set[int](), [*(leaves[value] or ())], False
         while todo:
             made = todo.pop()
@@ -153,8 +154,10 @@ def shared_operands(
             seen.add(made)
             op = graph.ops[maker]
             if is_turned(graph, maker):
-                if made in narrow or masked:
-                    return "narrow" if made in narrow else "masked"
+                if made in narrow:
+                    return "narrow"
+                if masked:
+                    return "masked"
                 return "merged" if any(_is_merged(graph, uses, graph.ops[one].results[0]) for one in products) else None
             if op.primitive == "transpose":
                 todo += op.operands
