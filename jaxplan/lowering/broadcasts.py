@@ -5,7 +5,9 @@ one operand before Shardy looks at the program, as it does all that is equal: th
 propagation takes on to the readers of the others (the degrees of a graph's nodes, by which sums are divided forward and
 backward, cut by eight devices and by four: the backward division was cut by eight, and what two pieces of edges are
 gathered from it exchanged, 5 GB; v5p, jax 0.10.2, 2026-11-29), or which is gathered for them (the mask of rows that are
-in range, `bool[131072, 1024]`).  An operand behind a barrier of its own makes another broadcast.
+in range, `bool[131072, 1024]`).  Another order of axes is another layout (a bias that is added to images of a
+discriminator's step and of the generator's, cut by `data` and `model` and by `model` and `data`: 172 MB of them were
+exchanged; v5e, 2026-12-01).  An operand behind a barrier of its own makes another broadcast.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ import numpy as np
 from jax.lax import GatherScatterMode
 
 from ..ir import VIEWS, Graph, Op
-from ..sharding import ELEMENTWISE, NONE, UNREDUCED
+from ..sharding import ELEMENTWISE, NONE, UNREDUCED, Layout
+from .axis_orders import Orders
 
 _CHEAP = ELEMENTWISE | VIEWS | {"broadcast_in_dim"}
 
@@ -27,21 +30,22 @@ ANEW = "broadcast"
 
 
 def broadcast_anew(
-    graph: Graph, values: Mapping[int, np.ndarray], reads: Mapping[tuple[int, int], np.ndarray]
+    graph: Graph, values: Mapping[int, np.ndarray], reads: Mapping[tuple[int, int], np.ndarray], orders: Orders
 ) -> Iterator[tuple[int, int]]:
-    """(operation, operand) of those that read a broadcast otherwise than most that read it.
+    """(operation, operand) of those that read a broadcast otherwise than most do, or in another order of axes.
 
     Args:
       values, reads: the layout row of every value where it is made, and of every operand as it is read.
     """
     around, numbers = graph.loops_around(), _Numbers(graph)
-    alike: dict[tuple[object, ...], dict[bytes, list[tuple[int, int]]]] = {}
+    alike: dict[tuple[object, ...], dict[Layout, list[tuple[int, int]]]] = {}
     for op in graph.ops:
         for position in range(len(op.operands)):
             if (op.index, position) in reads:
-                of, row = _of(graph, values, reads, numbers, op, position)
-                if row is not None:
-                    layout = np.where(row == UNREDUCED, NONE, row).tobytes()
+                of, use = _of(graph, values, reads, numbers, op, position)
+                row = None if use is None else values.get(use[1]) if use[0] == "value" else reads.get(use[1:])
+                if use is not None and row is not None:
+                    layout = orders.layout(*use, np.where(row == UNREDUCED, NONE, row), int(row.max(initial=-1)) + 1)
                     layouts = alike.setdefault((*of, *around[op.index][-1:]), {})
                     layouts.setdefault(layout, []).append((op.index, position))
     for layouts in alike.values():
@@ -57,8 +61,8 @@ def _of(
     numbers: _Numbers,
     op: Op,
     position: int,
-) -> tuple[tuple[object, ...], np.ndarray | None]:
-    """What tells apart the broadcast that `op` reads, one of an operation's or its own, and its layout; None of none.
+) -> tuple[tuple[object, ...], tuple[str, int, int] | None]:
+    """What tells apart the broadcast that `op` reads, one of an operation's or its own, and whose layout it has.
 
     Of a number it is none: Shardy itself has a number's broadcast once for each reader.  Of indices it is the mask of
     those that are in range.
@@ -67,13 +71,13 @@ def _of(
     shape, made = graph.values[value].shape, numbers.producers[value]
     if made >= 0 and value not in values and graph.ops[made].primitive == "broadcast_in_dim":
         if graph.values[graph.ops[made].operands[0]].shape:
-            return (numbers.of(value),), reads[op.index, position]
+            return (numbers.of(value),), ("read", op.index, position)
     if op.primitive == "gather" and position == 1 and op.params["mode"] == GatherScatterMode.FILL_OR_DROP:
         rows = graph.values[op.operands[0]].shape, graph.values[op.results[0]].shape
-        return (numbers.of(value), *rows, str(op.params["dimension_numbers"])), values.get(op.results[0])
+        return (numbers.of(value), *rows, str(op.params["dimension_numbers"])), ("value", op.results[0], 0)
     if op.primitive in ELEMENTWISE and shape and shape != (whole := graph.values[op.results[0]].shape):
-        same = [i for i, v in enumerate(op.operands) if graph.values[v].shape == whole]
-        return (numbers.of(value), whole), next((reads[op.index, i] for i in same if (op.index, i) in reads), None)
+        same = [i for i, v in enumerate(op.operands) if graph.values[v].shape == whole and (op.index, i) in reads]
+        return (numbers.of(value), whole), ("read", op.index, same[0]) if same else None
     return (), None
 
 

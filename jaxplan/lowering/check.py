@@ -113,7 +113,7 @@ def check(
                     lowered = lower_flat(
                         traced, found, mesh, inputs, outputs, platform=platform, short=short, alike=alike
                     )
-                asked = Asked(lowered.compiler_ir("stablehlo"), beside)
+                asked = Asked(lowered.compiler_ir("stablehlo"), beside, platform=platform)
             asked.begin(while_trips)
             expected, moves, free = decided()  # meanwhile
             result = asked.partition(while_trips)

@@ -119,7 +119,7 @@ def planned_constraints(
                 op = graph.ops[producer]
                 pin(Site((), "leave", -1, position), layout, value, op.source, op.primitive, "reshard")
     written = [*_local_specs(graph, values, reads, orders), *_held_layouts(graph, values, reads, orders, held)]
-    for index, position in broadcast_anew(graph, values, reads):
+    for index, position in broadcast_anew(graph, values, reads, orders):
         op, shape = graph.ops[index], graph.values[graph.ops[index].operands[position]].shape
         there = orders.layout("read", index, position, finished(reads[index, position]), len(shape))
         written += _constraint(op, op.sites[position], there, shape, ANEW)

@@ -94,7 +94,7 @@ def price(
     graph = traced.graph
     lowered = lower_flat(traced, constraints, mesh, inputs, outputs, platform=platform)
     text = lowered.compiler_ir("stablehlo").operation.get_asm(enable_debug_info=True)
-    found = partition(text, while_trips=while_trips, flows=True)
+    found = partition(text, platform=platform, while_trips=while_trips, flows=True)
     layouts = tuple(Layout(dims=dims) for dims in found.input_layouts)
     where = realised(graph, rules, model.axes, layouts, found)
     refined = replace(model, axes=where.axes, links=tuple(model.link(name) for name, _ in where.axes))

@@ -97,10 +97,10 @@ class Beside:
         """From now on it is not `free`: a module is on its way."""
         self._partitions = True
 
-    def load(self, code: bytes) -> bool:
-        """Have a module partitioned there, from its bytecode; False where it isn't."""
+    def load(self, code: bytes, platform: str = "cpu") -> bool:
+        """Have a module partitioned there, from its bytecode, as XLA for a platform does; False where it isn't."""
         self.reserve()
-        return self.ask("load", code) is True
+        return self.ask("load", code, platform) is True
 
     def _receive(self) -> Any:
         assert self._child is not None
@@ -114,10 +114,12 @@ class Beside:
 class Asked:
     """A lowered module that the partitioner is asked about, again after pins were written into it.
 
-    `beside` answers where it is ready; where it ends, all that was said is said here once more.
+    `platform`: whose XLA imports it.  `beside` answers where it is ready; where it ends, all that was said is said here
+    once more.
     """
 
-    def __init__(self, lowered: Any, beside: Beside | None = None) -> None:
+    def __init__(self, lowered: Any, beside: Beside | None = None, *, platform: str = "cpu") -> None:
+        self._platform = platform
         self._lowered, self._beside = lowered, beside if beside is not None and beside.ready() else None
         self._here: Module | None = None
         self._pins: list[tuple[Any, ...]] = []
@@ -146,7 +148,7 @@ class Asked:
     def _answer(self, beside: Beside, while_trips: float) -> Partitioned | None:
         """What a process says of the module, which it is given first; None where there is none any more."""
         code, self._code = self._code, b""
-        return beside.ask("partition", while_trips) if not code or beside.load(code) else None
+        return beside.ask("partition", while_trips) if not code or beside.load(code, self._platform) else None
 
     def pin(self, pins: Pins, number_of: Callable[[str], int], around: Callable[[str], str]) -> bool:
         """Pin results as `with_pins` does; False where the step has to be lowered for that."""
@@ -162,7 +164,7 @@ class Asked:
         self._beside = None
         if self._here is None:
             self._here = Module()
-            self._here.load(self._lowered)
+            self._here.load(self._lowered, self._platform)
             for said in self._pins:
                 self._here.pin(*said)
         return self._here
@@ -174,9 +176,9 @@ class Module:
     def __init__(self) -> None:
         self._imported: Any = None
 
-    def load(self, module: Any) -> bool:
+    def load(self, module: Any, platform: str = "cpu") -> bool:
         """`imported_copy` of a module, or of its bytecode."""
-        self._imported = imported_copy(module)
+        self._imported = imported_copy(module, platform)
         return True
 
     def partition(self, while_trips: float) -> Partitioned:

@@ -3,7 +3,7 @@
 XLA imports a module into Shardy from HLO, where it is no longer what jax lowered: calls are inlined, what a
 loop carries unchanged has become a free variable of the loop, and each free variable that has a sharding is
 read through a constraint that leaves it open, so that a weight may be gathered once before the loop.  Special
-functions of the client's dialect (CHLO) are elementwise operations by then.
+functions of the client's dialect (CHLO) are elementwise operations by then, and some products none (`dots`).
 Without these steps propagation finds other shardings than the compiler does. The rest of the import
 (tuples, constants) has no part in propagation.
 """
@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .._jax import NameLocation, ir, run_passes
+from .dots import DOT, simplify
 from .ragged import RAGGED_DOT, state_rule
 
 _NAMED = re.compile(r'loc\((?:fused(?:<[^>]*>)?\[)?"((?:[^"\\]|\\.)*)"(?!:\d)')
@@ -32,8 +33,8 @@ its operand's sharding, and nothing is gathered); `chlo.erf` and `chlo.top_k` st
 _MESH = re.compile(r"<(@[\w$.-]+), ")
 
 
-def as_xla_imports(module: Any) -> None:
-    """Rewrite `module` in place; afterwards `@main` stands alone."""
+def as_xla_imports(module: Any, platform: str = "cpu") -> None:
+    """Rewrite `module` in place as XLA for "tpu", "cuda" or "cpu" does; afterwards `@main` stands alone."""
     functions = {
         op.operation.attributes["sym_name"].value: op.operation
         for op in module.body.operations
@@ -46,13 +47,15 @@ def as_xla_imports(module: Any) -> None:
             op.location = ir.Location.name(scope_of(op.location))
         _inline_calls("main", functions, inlined)
         # tens of thousands of operations: looked through once for all that is rewritten
-        rewritten = _LEGALISED | {"stablehlo.broadcast_in_dim", "stablehlo.while", RAGGED_DOT}
+        rewritten = _LEGALISED | {"stablehlo.broadcast_in_dim", "stablehlo.while", RAGGED_DOT, DOT}
         found = [(op.name, op) for op in nested(functions["main"]) if op.name in rewritten]
         for name, op in found:
             if name in _LEGALISED:
                 _stand_in(op)
             elif name == RAGGED_DOT:
                 state_rule(op)
+            elif name == DOT:
+                simplify(op, platform)
             elif name == "stablehlo.broadcast_in_dim":
                 _reshape_instead(op)
         block = functions["main"].regions[0].blocks[0]

@@ -114,20 +114,23 @@ class Partitioned:
     flows: tuple[Flow, ...] = ()
 
 
-def partition(module: Any, *, while_trips: float = 16.0, flows: bool = False) -> Partitioned:
+def partition(
+    module: Any, *, platform: str = "cpu", while_trips: float = 16.0, flows: bool = False
+) -> Partitioned:
     """Partition a StableHLO module: `jit(...).lower(...).compiler_ir("stablehlo")`, or its text.
 
-    A text must be written with locations (`get_asm(enable_debug_info=True)`) for scopes to be known.  The
-    passes run on a copy.  A loop whose trip count is no constant counts `while_trips` times, with a warning.
+    A text must be written with locations (`get_asm(enable_debug_info=True)`) for scopes to be known.  The passes run on
+    a copy.  `platform`: whose XLA imports it, "tpu", "cuda" or "cpu".  A loop whose trip count is no constant counts
+    `while_trips` times, with a warning.
     """
-    return partition_imported(imported_copy(module), while_trips=while_trips, flows=flows)
+    return partition_imported(imported_copy(module, platform), while_trips=while_trips, flows=flows)
 
 
-def imported_copy(module: Any) -> Any:
+def imported_copy(module: Any, platform: str = "cpu") -> Any:
     """A copy of a module, or of its text or bytecode, in the form in which XLA propagates shardings: `partition` begins
     with it."""
     copy = parse_module(module) if isinstance(module, (str, bytes)) else module.operation.clone().opview
-    as_xla_imports(copy)
+    as_xla_imports(copy, platform)
     return copy
 
 

@@ -16,9 +16,11 @@ import jaxplan
 from jaxplan.inspection.matching import compiled_parts, planned_parts
 from jaxplan.ir import trace
 from jaxplan.lowering import compiled_collectives
+from jaxplan.lowering.axis_orders import Orders
 from jaxplan.lowering.broadcasts import ANEW, broadcast_anew
 
 AXES = (("data", 4), ("model", 2))
+MESH_ORDER = Orders(axes=AXES, chosen={})
 ROWS, WIDTH = 4096, 256
 
 
@@ -52,18 +54,35 @@ def test_reads_in_another_layout_than_most_are_found() -> None:
 
     given = [((8, 4), jnp.float32), ((8,), jnp.float32), ((16,), jnp.int32)]
     graph = trace(step, [jax.ShapeDtypeStruct(*one) for one in given], {}).graph
-    values = {v.index: np.array([-1], np.int8) for v in graph.values if v.shape}
-    reads = {(op.index, p): np.array([-1], np.int8) for op in graph.ops for p in range(len(op.operands))}
+    values = {v.index: np.array([-1, -1], np.int8) for v in graph.values if v.shape}
+    reads = {(op.index, p): np.array([-1, -1], np.int8) for op in graph.ops for p in range(len(op.operands))}
     divisions = [op for op in graph.ops if op.primitive == "div"]
     gathers = [op for op in graph.ops if op.primitive == "gather"]
     assert len(divisions) == 3 and len(gathers) == 2
-    assert not [*broadcast_anew(graph, values, reads)]
-    reads[divisions[1].index, 0] = np.array([1], np.int8)
-    values[gathers[1].results[0]] = np.array([0], np.int8)
-    found = {*broadcast_anew(graph, values, reads)}
+    assert not [*broadcast_anew(graph, values, reads, MESH_ORDER)]
+    reads[divisions[1].index, 0] = np.array([1, -1], np.int8)
+    values[gathers[1].results[0]] = np.array([0, -1], np.int8)
+    found = {*broadcast_anew(graph, values, reads, MESH_ORDER)}
     assert (divisions[1].index, 1) in found
     assert len({op for op, _ in found if graph.ops[op].primitive == "gather"}) == 1
     assert {op for op, _ in found} <= {divisions[1].index, *(op.index for op in gathers)}
+
+
+def test_reads_in_another_order_of_axes_are_found() -> None:
+    """One bias is added to two batches, both cut by both axes, the second by "model" first."""
+
+    def step(x: jax.Array, y: jax.Array, bias: jax.Array) -> Any:
+        return jnp.sin(x) + bias[None, :], jnp.cos(y) + bias[None, :]
+
+    given = [((8, 4), jnp.float32), ((8, 4), jnp.float32), ((4,), jnp.float32)]
+    graph = trace(step, [jax.ShapeDtypeStruct(*one) for one in given], {}).graph
+    additions = [op.index for op in graph.ops if op.primitive == "add"]
+    rows = np.array([0, 0], np.int8)
+    reads = {(op, 0): rows for op in additions} | {(op, 1): np.array([-1, -1], np.int8) for op in additions}
+    values = {v.index: rows for v in graph.values if v.shape}
+    assert len(additions) == 2 and not [*broadcast_anew(graph, values, reads, MESH_ORDER)]
+    turned = Orders(axes=AXES, chosen={("read", additions[1], 0, 0): (1, 0)})
+    assert [op for op, _ in broadcast_anew(graph, values, reads, turned)] == additions[1:]
 
 
 def test_the_step_computes_what_it_did() -> None:

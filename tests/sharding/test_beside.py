@@ -143,9 +143,9 @@ def test_a_plan_is_the_same_with_the_partitioner_beside(monkeypatch: pytest.Monk
     here = jaxplan.plan(step, MESH, *shapes, hardware="tpu-v5e")
     waited: list[bool] = []
 
-    def awaited(self: Asked, module: Any, beside: Beside | None = None) -> None:
+    def awaited(self: Asked, module: Any, beside: Beside | None = None, **said: Any) -> None:
         assert beside is not None
-        made(self, module, ready(beside))
+        made(self, module, ready(beside), **said)
         waited.append(self._beside is not None)
 
     made = Asked.__init__
