@@ -30,6 +30,7 @@ from .local_dims import local_dims
 from .on_chip import Resident
 from .product_sums import SUM_BYTES
 from .product_windows import window_seconds
+from .selections import is_selection
 from .split_k import Product, local_product, padded_bytes, part_bytes
 from .tables import table_bytes
 from .tiles import gathered_bytes, tiles_of_rows
@@ -226,9 +227,13 @@ class CostModel:
                 local_bytes += table_bytes(graph.values[value], places, self.axes, kernel.updates, kernel.tiling)[1]
         if op.primitive in LOOP_EDGES:
             return np.maximum(self.memory_seconds(local_bytes), start_s)
-        if fused(op, rule):
-            # a fused operation has its share of traffic, arithmetic and, on GPU, of its kernel's start
-            vector_s = rule.flops * options.shares / self.profile.vector_flops_per_s
+        selects = self.profile.kind == "tpu" and is_selection(graph, op)
+        if selects or fused(op, rule):
+            # a fused operation has its share of traffic, arithmetic and, on GPU, of its kernel's start; what selects
+            # compares every element of its result
+            selected = math.prod(graph.values[op.results[0]].shape) if selects else 0
+            flops = rule.flops * options.shares + selected / pieces(options.results[0], self.axes)
+            vector_s = flops / self.profile.vector_flops_per_s
             return np.maximum(np.maximum(self.memory_seconds(local_bytes), vector_s), start_s)
         product = self._product(op, options, graph, crossing)
         parts = np.zeros(len(options)) if product is None else part_bytes(product, self.profile)

@@ -104,8 +104,10 @@ def _made_beside(graph: Graph, stored: Sequence[bool], producers: Sequence[int])
         value = gather.operands[0] if gather.primitive == "gather" else -1
         if value < 0 or producers[value] < 0 or not stored[value] or around[producers[value]]:
             continue
-        shape, maker = graph.values[value].shape, graph.ops[producers[value]]
-        width = graph.values[value].item_bytes
+        maker, width = graph.ops[producers[value]], graph.values[value].item_bytes
+        while maker.primitive == "slice" and producers[maker.operands[0]] >= 0 and not stored[maker.operands[0]]:
+            maker = graph.ops[producers[maker.operands[0]]]  # made whole, and sliced by the gather's kernel
+        shape = graph.values[maker.results[0]].shape
         leaves, waited = _large_leaves(graph, stored, producers, maker)
         read = {v for v in leaves if graph.values[v].item_bytes < width}
         if max((producers[v] for v in waited), default=-1) <= max((producers[v] for v in read), default=-1):

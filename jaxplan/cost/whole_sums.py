@@ -35,10 +35,10 @@ from .tiles import LANES, SUBLANES, local_sizes, padding
 
 def made_whole(tensor: Value, places: np.ndarray, axes: MeshAxes, devices: int) -> np.ndarray:
     """`bool[n, rank]`: of pieces of `tensor` under each layout of a place array, whether a sum of so many devices that
-    is scattered onto each of the dimensions is made whole.  Sums of what is `narrowed` are of f32; of other than 2 and
-    4 bytes nothing is known.
+    is scattered onto each of the dimensions is made whole.  Sums of what is `narrowed` are of f32, of complex64 two of
+    f32; of other than 2 and 4 bytes nothing is known.
     """
-    rank, item_bytes = len(tensor.shape), 4 if tensor.narrowed else tensor.item_bytes
+    rank, item_bytes = len(tensor.shape), 4 if tensor.narrowed or tensor.dtype == "complex64" else tensor.item_bytes
     whole = np.zeros((len(places), rank), bool)
     if rank < 2 or item_bytes not in (2, 4):
         return whole

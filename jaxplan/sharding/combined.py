@@ -10,6 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+from .equal import SAME
 from .mlir import Dims, Visit
 
 _RESHARDS = frozenset(
@@ -31,15 +32,20 @@ def users_of(visits: Iterable[Visit]) -> dict[int, list[Visit]]:
 def without_repeats(visits: Sequence[Visit]) -> list[Visit]:
     """`visits` without reshards of one value in one way in one block; whoever reads them reads the first.
 
-    A weight gathered for the forward and again for the backward pass is gathered once.
+    A weight gathered for the forward and again for the backward pass is gathered once, and so is what is computed twice
+    (`merge_equal`).
     """
     first: dict[tuple[int, str, int, Dims], int] = {}
     renamed: dict[int, int] = {}
+    same: dict[int, int] = {}
     kept = []
     for visit in visits:
         visit = _reading(visit, renamed)
+        if visit.op.name == SAME and visit.operands[0] == visit.operands[1]:
+            same[visit.results[0]] = same.get(visit.operands[0], visit.operands[0])
         if visit.op.name in _RESHARDS:
-            key = (visit.frame, visit.op.name, visit.operands[0], visit.layouts[0])
+            of = same.get(visit.operands[0], visit.operands[0])
+            key = (visit.frame, visit.op.name, of, visit.layouts[0])
             if key in first:
                 renamed[visit.results[0]] = first[key]
                 continue

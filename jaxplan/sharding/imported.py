@@ -17,6 +17,7 @@ from typing import Any
 
 from .._jax import NameLocation, ir, run_passes
 from .dots import DOT, simplify
+from .equal import merge_equal
 from .ragged import RAGGED_DOT, state_rule
 
 _NAMED = re.compile(r'loc\((?:fused(?:<[^>]*>)?\[)?"((?:[^"\\]|\\.)*)"(?!:\d)')
@@ -63,6 +64,8 @@ def as_xla_imports(module: Any, platform: str = "cpu") -> None:
         for loop in [op for name, op in found if name == "stablehlo.while"]:
             lifted = _lift_invariants(loop)
             _open(loop, {value: _sharding(value, block, shardings) for value in lifted})
+        if platform == "tpu":
+            merge_equal(block)
     run_passes(module, ["symbol-dce"])
 
 

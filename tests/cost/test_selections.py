@@ -15,7 +15,7 @@ from jaxplan.cost import CostModel, MemoryProfile, Traffic, narrowed, step_memor
 from jaxplan.cost.memory import _taken_out
 from jaxplan.hardware import axis_links, load_profile
 from jaxplan.ir import Graph, trace
-from jaxplan.sharding import UNREDUCED, graph_rules
+from jaxplan.sharding import UNREDUCED, graph_rules, strategies
 
 AXES = (("data", 8),)
 ROWS, DIM, WORDS = 64, 32, 4096
@@ -107,6 +107,37 @@ def test_log_probabilities_are_made_beside_the_gradient_on_tpu(wide: bool) -> No
     beside = [one for one in crossing.wide if one.made > one.gather]
     found = [(graph.values[graph.ops[one.gather].operands[0]], graph.ops[one.made]) for one in beside]
     assert [(value.dtype, op.primitive) for value, op in found] == ([] if wide else [("float32", "add_any")])
+
+
+def test_sliced_log_probabilities_are_made_beside_the_gradient_on_tpu() -> None:
+    """Of all rows, of which all but the last are taken from: 1,203 MB of a network on v5e, where 1,067 were planned."""
+
+    def loss(w: Any, h: Any, y: Any) -> Any:
+        return -jnp.take_along_axis(jax.nn.log_softmax((h @ w).astype(jnp.float32))[:-1], y[:-1, None], 1).mean()
+
+    graph = trace(jax.value_and_grad(loss, (0, 1)), (W, H, Y), {}).graph
+    graph = narrowed(graph, graph_rules(graph), "tpu")
+    beside = [one for one in traffic(graph, graph_rules(graph), "tpu").wide if one.made > one.gather]
+    assert [graph.ops[one.made].primitive for one in beside] == ["convert_element_type"]
+    assert graph.values[graph.ops[beside[0].gather].operands[0]].shape == (ROWS - 1, WORDS)
+
+
+def test_a_selection_compares_what_lies_on_each_device_on_tpu() -> None:
+    """Made whole for readers of pieces, 13 GB of a vocabulary's gradients were written (a Hyena on eight v5e)."""
+
+    def loss(logits: Any, y: Any) -> Any:
+        return -jnp.take_along_axis(jax.nn.log_softmax(logits), y[:, None], 1).mean()
+
+    logits = jax.ShapeDtypeStruct((8 * ROWS, 32 * WORDS), jnp.float32)
+    graph = trace(jax.grad(loss), (logits, jax.ShapeDtypeStruct((8 * ROWS,), jnp.int32)), {}).graph
+    rules = graph_rules(graph)
+    (op,) = (op for op in graph.ops if op.primitive == "scatter-add")
+    profile = load_profile("tpu-v5e")
+    model = CostModel(profile=profile, axes=AXES, links=(axis_links(profile, AXES)["data"],))
+    options = strategies(rules[op.index], AXES)
+    seconds = model.op_seconds(op, rules[op.index], options, graph, traffic(graph, rules, "tpu"))
+    whole = (options.results[0] < 0).all(axis=1)
+    assert whole.sum() == 1 and seconds[~whole] == pytest.approx(float(seconds[whole][0]) / 8, rel=1e-3)
 
 
 def test_capped_logits_are_made_once_on_tpu() -> None:

@@ -103,6 +103,13 @@ def test_a_sum_is_made_whole_where_its_piece_is_no_whole_tiles(
     assert whole[cut[0]] == SEEN[case]
 
 
+@pytest.mark.parametrize(("shape", "whole"), [((4097, 864), True), ((4097, 1024), False)])
+def test_complex_numbers_are_two_of_f32(shape: tuple[int, int], whole: bool) -> None:
+    """Gradients of a long convolution's spectrum onto 108 columns: all_reduced, and cut (v5e, jax 0.10.2)."""
+    tensor = Value(index=0, name="sum", shape=shape, dtype="complex64", item_bytes=8)
+    assert bool(made_whole(tensor, np.array([[1, 1]], np.int8), AXES, 8)[0, 1]) == whole
+
+
 @pytest.mark.parametrize(("ordered", "whole"), [(True, [True, False]), (False, [False, False])])
 def test_what_a_kernel_of_its_own_writes_lies_in_order(ordered: bool, whole: list[bool]) -> None:
     """A product of ragged groups onto 96 columns: elsewhere the rows would lie in lanes (v5e, jax 0.10.2)."""
