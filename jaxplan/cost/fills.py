@@ -1,4 +1,4 @@
-"""Buffers that begin as one number everywhere, and that XLA for GPU fills together.
+"""Buffers that begin as one number everywhere, and that XLA for GPU fills together; for TPU, those that begin early.
 
 Zeros that rows are scattered into, a loop's stack before its first iteration and a carry of zeros are written in
 place.  A stack needs nothing to be filled, and is there as soon as the loop before its own is done.  XLA keeps equal
@@ -83,6 +83,33 @@ def fills(flow: Flow, times: Sequence[int], onto: Container[int] = ()) -> tuple[
         )
         for which in {**written, **added}
     )
+
+
+def early_stacks(flow: Flow, times: Sequence[int]) -> tuple[Fill, ...]:
+    """The stacks of a forward pass's loops, which XLA for TPU has in memory as soon as the loop before is done.
+
+    It makes a buffer of such a stack that nothing fills, waits for nothing, and is scheduled first of all: above what
+    is computed before the first loop (14 programs compiled for v5e, jax 0.10.2, libtpu 0.0.42.1).  Stacks that several
+    loops have of one shape and those of a backward pass, which begins with the last iteration, are filled with zeros
+    right before their loop.
+    """
+    graph, outer = flow.graph, _loops_around(flow.graph)
+    stacks = [op for op in graph.ops if op.primitive == "scan_stack"]
+    made = {op.results[0] for op in stacks}
+    backward = {
+        flow.loop_of[op.index] for op in graph.ops if op.primitive == "scan_slice" and not made.isdisjoint(op.operands)
+    }
+    alike: dict[tuple[object, ...], set[int]] = defaultdict(set)
+    for op in stacks:
+        value = graph.values[op.results[0]]
+        alike[value.shape, value.dtype].add(flow.loop_of[op.index])
+    found = []
+    for op in stacks:
+        value, loop = graph.values[op.results[0]], flow.loop_of[op.index]
+        if outer[loop] < 0 and loop not in backward and len(alike[value.shape, value.dtype]) == 1:
+            before = _loop_before(graph, outer, loop)
+            found.append(Fill(written=((value.index, times[before - 1] + 1 if before else 0),), read=()))
+    return tuple(found)
 
 
 def _in_front(op: Op) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ from .converted_weights import table_traffic
 from .crossing import Traffic
 from .cudnn_sums import cudnn_sums, in_memory, summed_traffic
 from .few_images import spread_reads
-from .fills import filled_traffic, fills, written_with_zeros
+from .fills import early_stacks, filled_traffic, fills, written_with_zeros
 from .images import copied_reads, image_lanes, written_for_products
 from .in_place import overwritable
 from .invariants import loop_invariants
@@ -327,7 +327,7 @@ class _Kernels:
             made = [written_by(op, v, self.written) for v in op.results]
             writes.append(tuple([self.bytes[v] * self.share[v] * w for v, w in zip(made, kept, strict=True)]))
         summed_traffic(self.graph, self.cudnn, reads, writes)
-        filled = fills(flow, times, self.onto) if gpu else ()
+        filled = fills(flow, times, self.onto) if gpu else early_stacks(flow, times) if tpu else ()
         filled_traffic(flow, filled, self.bytes, reads, writes)
         if tpu:
             table_traffic(flow, self.bytes, reads)
