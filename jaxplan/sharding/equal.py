@@ -39,8 +39,10 @@ def merge_equal(block: Any) -> None:
             continue
         if op.name in _APART or len(op.results) != 1:
             continue
-        result = op.results[0]
-        if op.name == "stablehlo.constant" and "complex" in str(result.type):  # which the bindings can't read
+        result, kind = op.results[0], str(op.results[0].type)
+        if not kind.startswith("tensor<"):  # a token: there is no larger one
+            continue
+        if op.name == "stablehlo.constant" and "complex" in kind:  # which the bindings can't read
             continue
         said = [*op.attributes.items()]  # the bindings make equal attributes one
         read = [stands_for.get(operand, operand) for operand in op.operands]

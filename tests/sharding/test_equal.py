@@ -59,6 +59,23 @@ def test_it_is_computed_once_and_found_by_each_name(mesh_4x2: Mesh) -> None:
     assert {key for key in made[0] if len(key[1][0]) == 2} <= {*made[1]}
 
 
+def test_tokens_are_left_apart() -> None:
+    """Two effects that each begin with a token of their own, and a product that is made twice."""
+    text = """
+    func.func @main(%a: tensor<4xf32>) -> (tensor<4xf32>, !stablehlo.token, !stablehlo.token) {
+      %0 = stablehlo.create_token : !stablehlo.token
+      %1 = stablehlo.create_token : !stablehlo.token
+      %2 = stablehlo.multiply %a, %a : tensor<4xf32>
+      %3 = stablehlo.multiply %a, %a : tensor<4xf32>
+      %4 = stablehlo.add %2, %3 : tensor<4xf32>
+      return %4, %0, %1 : tensor<4xf32>, !stablehlo.token, !stablehlo.token
+    }"""
+    module = imported_copy(text, "tpu")
+    assert module.operation.verify()
+    names = Counter(op.name.removeprefix("stablehlo.") for op in nested(module.operation))
+    assert (names["create_token"], names["multiply"], names["maximum"]) == (2, 1, 1)
+
+
 @pytest.mark.aot_tpu
 def test_it_is_cut_as_xla_for_tpu_cuts_it(tmp_path: Path, tpu_topology: Callable[[str], Any]) -> None:
     """The same collectives as Shardy's passes make of the module that XLA propagates; not without merging."""
