@@ -116,7 +116,7 @@ def test_nothing_is_sent_for_a_broadcast() -> None:
 
 
 def test_a_plan_keeps_them(tmp_path: Any) -> None:
-    mesh = AbstractMesh((4, 2), ("data", "model"))
+    mesh = AbstractMesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     plan = jaxplan.auto_shard(step_on(mesh), mesh, hardware="tpu-v5e").plan(*shapes())
     plan.save(tmp_path / "plan.json")
     again = jaxplan.load_plan(tmp_path / "plan.json", mesh)
