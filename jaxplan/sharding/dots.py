@@ -23,12 +23,16 @@ _WORTH_A_PRODUCT = 64
 """Extent from which on a dimension keeps a TPU product one that shares dimensions, or sums over several (63: a sum)."""
 
 
+def listed_dimensions(numbers: Any) -> dict[str, list[int]]:
+    """The dimensions that the attribute of a product lists, by name; names of which there are none may be left out."""
+    return {name: [int(d) for d in re.findall(r"\d+", dims)] for name, dims in _NUMBERS.findall(str(numbers))}
+
+
 def simplify(op: Any, platform: str) -> None:
     """Rewrite a `stablehlo.dot_general` as XLA does for "tpu", "cuda" or "rocm"; for "cpu" it stays as it is."""
     if platform not in ("tpu", "cuda", "rocm"):
         return
-    text = str(op.attributes["dot_dimension_numbers"])
-    said = {name: [int(d) for d in re.findall(r"\d+", dims)] for name, dims in _NUMBERS.findall(text)}
+    said = listed_dimensions(op.attributes["dot_dimension_numbers"])
     lhs_batch, rhs_batch, lhs_summed, rhs_summed = (
         said.get(f"{side}_{kind}_dimensions", []) for kind in ("batching", "contracting") for side in ("lhs", "rhs")
     )

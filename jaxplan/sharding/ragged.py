@@ -7,20 +7,18 @@ over pieces is one all_reduce, ragged rows and groups that are cut are gathered.
 
 from __future__ import annotations
 
-import re
 import string
 from typing import Any
 
 from .._jax import ir
+from .dots import listed_dimensions
 
 RAGGED_DOT = "chlo.ragged_dot"
-_NUMBERS = re.compile(r"(\w+) = \[([\d, ]*)\]")
 
 
 def state_rule(op: Any) -> None:
     """Say the rule of a `chlo.ragged_dot` in an attribute of its own, which Shardy's passes take."""
-    text = str(op.attributes["ragged_dot_dimension_numbers"])
-    dims = {name: [int(d) for d in re.findall(r"\d+", said)] for name, said in _NUMBERS.findall(text)}
+    dims = listed_dimensions(op.attributes["ragged_dot_dimension_numbers"])
     lhs_batch, rhs_batch = (dims.get(f"{side}_batching_dimensions", []) for side in ("lhs", "rhs"))
     lhs_sum, rhs_sum = (dims.get(f"{side}_contracting_dimensions", []) for side in ("lhs", "rhs"))
     ragged, groups = dims.get("lhs_ragged_dimensions", []), dims.get("rhs_group_dimensions", [])
