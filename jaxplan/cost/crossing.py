@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ..ir import Graph, Lives, Op, lives_of
+from ..sharding import graph_rules
 from .added_scores import AddedScores
 from .apart import TurnedResult
 from .bodies import Body
 from .caches_on_gpu import ReadCache, read_caches
 from .conversions import Conversion
-from .few_images import Spread
+from .few_images import Spread, grouped
 from .fills import Fill
 from .first_layers import first_layers
 from .gathered_orders import GatheredOrder, gathered_orders
@@ -26,6 +27,7 @@ from .kept_tanhs import BiasedTanh
 from .lookups import Lookups
 from .merged_products import Merging
 from .on_chip import Resident
+from .pieces import beside_windows, in_pieces
 from .product_windows import Windowed
 from .residency import SecondStack
 from .reversed_gradients import of_enlarging_kernels
@@ -114,6 +116,16 @@ class Traffic:
     def lives(self) -> Lives:
         """See `lives_of`."""
         return lives_of(self.graph, self.stored, self.times)
+
+    @functools.cached_property
+    def pieces(self) -> frozenset[int]:
+        """TPU: see `in_pieces`."""
+        return in_pieces(self.graph, graph_rules(self.graph), self.images, grouped(self.graph, self.images))
+
+    @functools.cached_property
+    def beside_windows(self) -> frozenset[int]:
+        """TPU: see there."""
+        return beside_windows(self.graph, graph_rules(self.graph), self.images, self.pieces)
 
     @functools.cached_property
     def gathers(self) -> Mapping[tuple[int, int], GatheredOrder]:

@@ -7,9 +7,9 @@ memory:
 - What is the same all over an image but differs between images (a group normalisation's mean and scale, a gate, an
   embedded time) is written out as a whole image and kept from its first use to its last one, for a broadcast does not
   go along with the pixels.
-- The gradient of a convolution's weights reads a copy of its image that is made where the image is, in two forms, or in
-  one where a normalisation over channels has put the pixels back, and then as many of it as the kernel has columns.
-- All of these gradients are computed after the backward pass, and keep what they read.
+- What is whole between convolutions lies in the order of fewest bytes, but beside windows (`pieces.py`).
+- Gradients of convolutions' weights wait for the end of the backward pass, and keep what they read (`moved_pixels.py`).
+- What a normalisation over channels or groups reads is kept in f32 (`wide_images.py`).
 
 The pass is xla/service/space_to_batch_converter.cc; batches of 1 to 16, images of 8 to 512 pixels a side, networks with
 and without normalisation, compiled for v5e, v5p and v6e by jax 0.10.2, libtpu 0.0.42.1.
@@ -23,23 +23,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..ir import Graph, Op, Value
+from ..ir import Graph, Value
 from ..sharding import MeshAxes
 from .images import Lanes
-from .kinds import COMPUTED_AGAIN
-from .tiles import Tiling, local_bytes, local_sizes, padding
+from .pieces import cut_dimension
+from .tiles import Tiling, local_bytes, local_sizes
 
-_FEW, _PIECES = 7, 8
+_FEW, PIECES = 7, 8
 """The most images of a device whose pixels are moved, and into how many pieces each is cut."""
 
-_CONVERTED = 2
-"""Bytes of an element that a convolution of f32 multiplies at the default precision."""
-
-_HALO = 1
+HALO = 1
 """Columns of its neighbour beside each piece, of a kernel of three; wider kernels were not looked at."""
-
-_FORMS = 2
-"""In how many forms an image waits for the gradient of a kernel of several columns: all its pieces, and by image."""
 
 
 class Spread(NamedTuple):
@@ -113,10 +107,10 @@ def widened(tensor: Value, row: np.ndarray, axes: MeshAxes, tiling: Tiling) -> f
     if not isinstance(tiling, tuple) or len(tensor.shape) < 3 or tiling[0] == tiling[1]:
         return 1.0
     local = local_sizes(tensor.shape, row[None], axes)[0]
-    columns = local[max(d for d in range(len(tensor.shape)) if d not in tiling)]
-    if local[tiling[0]] > _FEW or columns <= _PIECES:
+    columns = local[cut_dimension(len(tensor.shape), tiling)]
+    if local[tiling[0]] > _FEW or columns <= PIECES:
         return 1.0
-    return float(_PIECES * (math.ceil(columns / _PIECES) + _HALO) / columns)
+    return float(PIECES * (math.ceil(columns / PIECES) + HALO) / columns)
 
 
 def spread_copies(
@@ -145,22 +139,6 @@ def spread_copies(
     yield from found.values()
 
 
-class Moved(NamedTuple):
-    """What a TPU does otherwise for convolutions of few images, see `moved_pixels`.
-
-    Attributes:
-      times: when each operation runs; stored: for every value whether it is in memory, if only as a copy.
-      copies: (start, stop, bytes) of the images that weights' gradients read: one each from where the image is made,
-        and as many as the kernel has columns while the gradient is computed.
-      reads: without those of these copies.
-    """
-
-    times: tuple[int, ...]
-    stored: Sequence[bool]
-    copies: tuple[tuple[int, int, int], ...]
-    reads: Mapping[tuple[int, int], np.ndarray]
-
-
 def few_images(
     graph: Graph, axes: MeshAxes, images: Mapping[int, Lanes], reads: Mapping[tuple[int, int], np.ndarray]
 ) -> bool:
@@ -170,140 +148,3 @@ def few_images(
         for op in graph.ops
         if op.primitive == "conv_general_dilated" and (row := reads.get((op.index, 0))) is not None
     )
-
-
-def moved_pixels(
-    graph: Graph,
-    axes: MeshAxes,
-    images: Mapping[int, Lanes],
-    stored: Sequence[bool],
-    times: Sequence[int],
-    reads: Mapping[tuple[int, int], np.ndarray],
-    spread: Sequence[Spread] = (),
-) -> Moved | None:
-    """A step on TPU with the gradients of such convolutions' weights after the last convolution, in the opposite order.
-
-    None where no convolution has few images.
-
-    Args:
-      images: see `image_lanes`; stored, times, spread: see `fusion.Traffic`; reads: see `simulate_memory`.
-    """
-    written_out: dict[int, set[int]] = {}
-    for read in spread:
-        written_out.setdefault(read.op, set()).add(read.value)
-    convolutions = [op for op in graph.ops if op.primitive == "conv_general_dilated"] if images else []
-    wider = {
-        op.index: widened(graph.values[op.operands[0]], row, axes, images[op.operands[0]])
-        for op in convolutions
-        if _of_weights(op, images) and not _stays(graph, op) and (row := reads.get((op.index, 0))) is not None
-    }
-    waiting = [op for op in reversed(convolutions) if wider.get(op.index, 1.0) > 1]
-    if not waiting:
-        return None
-    later, kept, producers = list(times), list(stored), graph.producers()
-    around, copies = graph.loops_around(), list[tuple[int, int, int]]()
-    last: dict[tuple[tuple[int, int], ...], int] = {}
-    for op in convolutions:
-        last[around[op.index]] = max(last.get(around[op.index], 0), times[op.index])
-    for place, op in enumerate(waiting):
-        end = around[op.index][-1][1] if around[op.index] else len(graph.ops)
-        later[op.index] = max(later[op.index], min(last[around[op.index]] + place, end - 1))
-    for op in graph.ops:
-        made = [later[producers[v]] for v in op.operands if producers[v] >= 0]
-        later[op.index] = max([later[op.index], *made])
-    for op in waiting:
-        at, (value, gradient) = later[op.index], op.operands[:2]
-        size = _bytes(graph, axes, value, reads[op.index, 0], images[value])
-        columns = graph.values[op.results[0]].shape[op.params["dimension_numbers"].out_spec[-1]]
-        forms = 1 if _mixed(graph, producers, images, value) else min(columns, _FORMS)
-        copies += [(later[producers[value]] + 1, at, forms * size), (at, at + 1, columns * size)]
-        if not stored[value] and _dear(graph, producers, stored, value, written_out):
-            whole = math.ceil(size * _elements(graph, value))
-            copies.append((later[producers[value]] + 1, times[op.index] + 1, whole))
-        if not kept[gradient]:
-            size = _bytes(graph, axes, gradient, reads[op.index, 1], images.get(gradient, images[value]))
-            copies.append((later[producers[gradient]], at + 1, size))
-        kept[value] = kept[gradient] = True
-    gone = {(op.index, 0) for op in waiting}
-    return Moved(tuple(later), kept, tuple(copies), {k: row for k, row in reads.items() if k not in gone})
-
-
-def _dear(
-    graph: Graph, producers: Sequence[int], stored: Sequence[bool], value: int, spread: Mapping[int, set[int]]
-) -> bool:
-    """Whether an image is computed, since the last convolution, from so many whole images that it is kept instead.
-
-    What a normalisation hands to an activation is: its own image, and a mean and a scale that are written out.
-
-    Args:
-      spread: by operation, what it reads that is written out.
-    """
-    shape, waiting, seen, leaves = math.prod(graph.values[value].shape), [value], {value}, set[int]()
-    while waiting:
-        current = waiting.pop()
-        made = producers[current]
-        if made < 0 or stored[current] or graph.ops[made].primitive == "conv_general_dilated":
-            leaves.add(current)
-            continue
-        leaves |= spread.get(made, set())
-        near = {v for v in graph.ops[made].operands if math.prod(graph.values[v].shape) == shape} - seen - leaves
-        seen |= near
-        waiting += near
-    read = sum(graph.values[leaf].item_bytes for leaf in leaves)
-    return read > COMPUTED_AGAIN * graph.values[value].item_bytes
-
-
-def _elements(graph: Graph, value: int) -> float:
-    """How many times the bytes of the pieces that a convolution reads an image has."""
-    return max(graph.values[value].item_bytes / _CONVERTED, 1.0)
-
-
-def _mixed(graph: Graph, producers: Sequence[int], images: Mapping[int, Lanes], value: int) -> bool:
-    """Whether an image is computed, since the last convolution, from one number for all channels of each pixel."""
-    waiting, seen = [value], {value}
-    while waiting:
-        made = waiting.pop()
-        op = graph.ops[producers[made]] if producers[made] >= 0 else None
-        if op is None or op.primitive == "conv_general_dilated" or made not in images:
-            continue
-        shape, channels = graph.values[made].shape, images[made][1]
-        for operand in op.operands:
-            small = graph.values[operand].shape
-            if len(small) == len(shape) > channels and small[channels] == 1 < shape[channels]:
-                if any(size > 1 for d, size in enumerate(small) if d not in images[made]):
-                    return True
-            elif operand not in seen:
-                seen.add(operand)
-                waiting.append(operand)
-    return False
-
-
-def _bytes(graph: Graph, axes: MeshAxes, value: int, row: np.ndarray, lanes: Lanes) -> int:
-    """Of the pieces of an image that a convolution reads: f32 is converted before it waits.
-
-    Images of few channels lie with their pieces in lanes, of which there are more (a stem of 7 x 7 on four images of
-    bf16[512, 512, 3] keeps bf16[512, 32, 66, 3, 7], the 32 in lanes and the 3 in four rows, 242 MB).
-    """
-    tensor = graph.values[value]
-    item_bytes, wider = min(_CONVERTED, tensor.item_bytes), widened(tensor, row, axes, lanes)
-    whole = item_bytes / tensor.item_bytes * float(local_bytes(tensor, row, axes, "tpu", lanes))
-    if wider == 1:
-        return math.ceil(whole)
-    pieces = local_sizes(tensor.shape, row[None], axes)
-    elements = float(pieces.prod())
-    pieces[0, lanes[0]] *= _PIECES
-    waste = float(padding(pieces, item_bytes)[0, lanes[0], lanes[1]])
-    return math.ceil(wider * min(whole, elements * waste * item_bytes))
-
-
-def _stays(graph: Graph, op: Op) -> bool:
-    """Whether XLA leaves the pixels of a weight's gradient where they are: of windows that lie side by side (a video
-    transformer's pieces), and of each channel by itself (a convolution in time of a recurrent block)."""
-    columns = graph.values[op.results[0]].shape[op.params["dimension_numbers"].out_spec[-1]]
-    return op.params["batch_group_count"] > 1 or bool(op.params["rhs_dilation"][-1] >= columns > 1)
-
-
-def _of_weights(op: Op, images: Mapping[int, Lanes]) -> bool:
-    """Whether a convolution sums over the images: what other convolutions have as their batch it has as channels."""
-    lanes = images.get(op.operands[0])
-    return lanes is not None and op.params["dimension_numbers"].lhs_spec[1] == lanes[0]

@@ -24,7 +24,7 @@ from .decompositions import decomposition_scratch
 from .deferred import Deferred, deferred
 from .dilated import transposed_for_kernels
 from .estimates import KernelTimes, kernel_times
-from .few_images import few_images, moved_pixels
+from .few_images import few_images
 from .fills import earlier
 from .first_layers import turned_round
 from .grouped_concats import written_in_groups
@@ -46,6 +46,7 @@ from .latency_hiding import Ending, ending_of
 from .memory import MemoryProfile, simulate_memory
 from .merged_products import kept_slices
 from .model import CostModel
+from .moved_pixels import moved_pixels
 from .padded_images import padded_images
 from .pooling import places_of_poolings
 from .product_slices import slice_scratch
@@ -59,13 +60,14 @@ from .sorting import sorting_scratch
 from .split_k import split_scratch, workspace_bytes
 from .tables import ListCopy, list_copies
 from .tied_tables import after_lookups
-from .tiles import local_bytes
+from .tiles import Tiling, local_bytes
 from .transforms import transform_scratch
 from .turned import turned_updates
 from .turned_caches import turned_for_loops
 from .turned_gradients import turned_gradients
 from .unaligned import copied_in_lanes
 from .vector_memory import vector_memory
+from .wide_images import Wide, kept_as_f32, widening
 from .without_triton import without_triton
 
 
@@ -166,7 +168,17 @@ def _running(
         if model.profile.sparse_core_copies and scattered:
             times = put_off(graph, times, scattered, max(scattered.values()))
         times = deferring.times(graph, times)
-    moved = moved_pixels(graph, axes, crossing.images, stored, times, reads, crossing.spread)
+    few = few_images(graph, axes, crossing.images, reads)
+    pieces = crossing.pieces if few else ()
+    wide: Sequence[Wide] = ()
+    whole: dict[int, Tiling] = {}
+    if few:
+        wide = [*kept_as_f32(graph, pieces, crossing.beside_windows, stored)]
+        least = crossing.images.keys() - pieces - crossing.beside_windows
+        whole = dict.fromkeys([*least, *(one.value for one in wide if not one.windowed)], "any")
+    moved = None
+    if few:
+        moved = moved_pixels(graph, axes, crossing.images, stored, times, reads, values, crossing.spread, pieces)
     lives = crossing.lives if times is crossing.times else None
     if moved:
         times, reads = moved.times, moved.reads
@@ -240,6 +252,8 @@ def _running(
         beside += [(one.start, one.stop, one.size) for one in lists]
         beside += copied_for_groups(graph, axes, crossing.grouped_convolutions, times, values, reads)
         beside += copied_in_lanes(graph, axes, crossing.unaligned, times, values)
+        if few:
+            beside += widening(graph, axes, crossing.images, wide, lives.intervals, values)
         beside += normed_twice(graph, axes, crossing.halves, lives, values)
         beside += reversed_gradients(graph, axes, crossing.enlarging, times, reads, crossing.images)
         converted = [*converted_weights(graph, axes, stored, times, values, reads)]
@@ -250,7 +264,7 @@ def _running(
         if seconds is not None:
             if moved or lasting is None:
                 lasting = kernel_times(graph, axes, crossing, model.profile, values, reads, seconds)
-            spread_out = crossing.images if few_images(graph, axes, crossing.images, reads) else ()
+            spread_out = crossing.images if few else ()
             vector = vector_memory(
                 graph, times, lives.needed, lasting.at(times), model.profile, crossing.kernels, stored, spread_out
             )
@@ -275,7 +289,7 @@ def _running(
         inside=crossing.inside, second_stacks=crossing.second_stacks,
         fills=earlier(crossing.fills, crossing.producers, found_at), times=times,
         op_scratch=scratch,
-        images=crossing.images, lookups=crossing.lookups, rows=crossing.rows, over=crossing.over,
+        images=crossing.images, lookups=crossing.lookups, rows={**whole, **crossing.rows}, over=crossing.over,
         waited=waited, outputs=outputs,
         copied_images=crossing.copied_images, tables=crossing.tables, spread=crossing.spread, squares=crossing.squares,
         platform=model.profile.kind, whole_sums=model.whole_sums,

@@ -11,8 +11,9 @@ import pytest
 from jax.sharding import AbstractMesh
 
 import jaxplan
-from jaxplan.cost.few_images import moved_pixels, widened
+from jaxplan.cost.few_images import widened
 from jaxplan.cost.images import image_lanes
+from jaxplan.cost.moved_pixels import moved_pixels
 from jaxplan.ir import trace
 from jaxplan.sharding import graph_rules
 
@@ -138,7 +139,7 @@ def test_pixels_stay_for_gradients_of_patches_and_of_single_channels(
     lanes = image_lanes(graph, graph_rules(graph))
     whole = {(op.index, p): np.full(1, -1, np.int8) for op in graph.ops for p in range(len(op.operands))}
     stored, times = [True] * len(graph.values), range(len(graph.ops))
-    moved = moved_pixels(graph, (("data", 1),), lanes, stored, times, whole)
+    moved = moved_pixels(graph, (("data", 1),), lanes, stored, times, whole, {})
     assert (moved is None) is stays
 
 
@@ -153,7 +154,7 @@ def test_gradients_wait_within_their_loop() -> None:
     graph = trace(jax.grad(loss), shapes, {}).graph
     lanes = image_lanes(graph, graph_rules(graph))
     whole = {(op.index, p): np.full(1, -1, np.int8) for op in graph.ops for p in range(len(op.operands))}
-    moved = moved_pixels(graph, (("data", 1),), lanes, [True] * len(graph.values), range(len(graph.ops)), whole)
+    moved = moved_pixels(graph, (("data", 1),), lanes, [True] * len(graph.values), range(len(graph.ops)), whole, {})
     assert moved is not None
     for loop in graph.loops:
         assert all(loop.start <= moved.times[op] < loop.stop for op in range(loop.start, loop.stop))
