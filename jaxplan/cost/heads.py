@@ -140,10 +140,11 @@ def _split_from(graph: Graph, producers: Sequence[int], op: Op) -> set[int] | No
 
 def _splits_heads(graph: Graph, producers: Sequence[int], op: Op) -> bool:
     """Whether `op` reshapes what a product without batch dimensions makes to fewer columns."""
+    if op.primitive != "reshape" or (maker := producers[op.operands[0]]) < 0:
+        return False
     whole, heads = (graph.values[v].shape for v in (op.operands[0], op.results[0]))
-    maker = producers[op.operands[0]]
-    of_product = maker >= 0 and graph.ops[maker].primitive == "dot_general" and not is_batched(graph.ops[maker])
-    return op.primitive == "reshape" and of_product and heads[-1] < whole[-1]
+    of_product = graph.ops[maker].primitive == "dot_general" and not is_batched(graph.ops[maker])
+    return of_product and bool(whole and heads) and heads[-1] < whole[-1]
 
 
 def _part_of(graph: Graph, producers: Sequence[int], value: int) -> int | None:

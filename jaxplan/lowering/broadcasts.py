@@ -123,7 +123,7 @@ class Broadcasts:
 
     def note(self, eqn: Any, operands: Sequence[Any], results: Sequence[Any]) -> None:
         """Remember what a broadcast is made of."""
-        if eqn.primitive.name == "broadcast_in_dim" and len(operands) == 1 and operands[0].ndim:
+        if eqn.primitive.name == "broadcast_in_dim" and len(operands) == 1 and np.ndim(operands[0]):
             self._made[id(results[0])] = (results[0], operands[0], eqn)
 
     def anew(self, value: Any, eqn: Any) -> Any:

@@ -74,7 +74,7 @@ def planned_constraints(
         if producer < 0 or value in held or value in turned:
             continue
         op, rank = graph.ops[producer], len(graph.values[value].shape)
-        at_edge = op.primitive in ("carry_init", "scan_stack")
+        at_edge = op.primitive in ("carry_init", "scan_stack", "cond_join")
         if value in at_once:
             index, position = at_once[value]
             made = orders.layout("value", value, 0, finished(row), rank)

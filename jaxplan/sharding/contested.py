@@ -50,6 +50,21 @@ def settle_contractions(module: Any) -> None:
                 state_rule(op)
 
 
+def gather_choices(module: Any) -> None:
+    """Bring, after propagation, what branches of an `if` return to where its results lie, as XLA does: they are whole
+    where propagation, which does not go through it (`choices.py`), says nothing."""
+    with module.context:
+        for op in [op for op in nested(module.operation) if op.name == "stablehlo.if"]:
+            for region in op.regions:
+                ending = list(region.blocks[0].operations)[-1].operation
+                for i, (result, value) in enumerate(zip(op.results, ending.operands, strict=True)):
+                    there = _layout_of(result)
+                    mesh = _MESH.search(_written_sharding(value))
+                    if mesh and _layout_of(value) != there:
+                        with ir.InsertionPoint(ending):
+                            ending.operands[i] = _reshard(value, mesh.group(1), there, op.location).results[0]
+
+
 def _settle(op: Any, sizes: Mapping[str, int]) -> None:
     if "sdy.sharding_rule" not in op.attributes:
         return

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .._jax import NameLocation, ir, run_passes
+from .choices import CASE, choose_of_two
 from .dots import DOT, simplify
 from .equal import merge_equal
 from .ragged import RAGGED_DOT, state_rule
@@ -48,7 +49,7 @@ def as_xla_imports(module: Any, platform: str = "cpu") -> None:
             op.location = ir.Location.name(scope_of(op.location))
         _inline_calls("main", functions, inlined)
         # tens of thousands of operations: looked through once for all that is rewritten
-        rewritten = _LEGALISED | {"stablehlo.broadcast_in_dim", "stablehlo.while", RAGGED_DOT, DOT}
+        rewritten = _LEGALISED | {"stablehlo.broadcast_in_dim", "stablehlo.while", RAGGED_DOT, DOT, CASE}
         found = [(op.name, op) for op in nested(functions["main"]) if op.name in rewritten]
         for name, op in found:
             if name in _LEGALISED:
@@ -57,6 +58,8 @@ def as_xla_imports(module: Any, platform: str = "cpu") -> None:
                 state_rule(op)
             elif name == DOT:
                 simplify(op, platform)
+            elif name == CASE:
+                choose_of_two(op, platform)
             elif name == "stablehlo.broadcast_in_dim":
                 _reshape_instead(op)
         block = functions["main"].regions[0].blocks[0]
