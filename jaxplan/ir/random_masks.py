@@ -8,6 +8,10 @@ that is computed again; on v5e of rows of 640, 1000, 1024, 1280, 1408 and 1664, 
 2048), nor on v5p and v7x.  Of f32 throughout, of sums of bf16, of masks that are multiplied or smaller, and of layer
 normalisations nothing of the sort is seen (jax 0.10.2 and 0.12.0, libtpu 0.0.42.1 and 0.0.50.1, 2026-11-27).  Behind a
 barrier the mask is a kernel of its own, which writes one byte an element.
+
+A mask waits for nothing but a key then: XLA makes those of four layers in one kernel, all of them ahead of the first
+layer, to which they are kept (a Whisper whose 24 layers are computed again: 1.2 GB on v5e of 3.7).  So the key of one
+waits for what its scores are multiplied by.
 """
 
 from __future__ import annotations
@@ -18,6 +22,8 @@ from typing import Any
 
 import jax
 
+from .._jax import Literal
+from .flatten import call_of
 from .graph import Graph
 from .insides import ELEMENTWISE
 from .rewriting import like, rewritten
@@ -87,7 +93,7 @@ def _is_random(graph: Graph, mask: int) -> bool:
 
 def behind_barriers(jaxpr: Any, made: Sequence[tuple[Any, int]]) -> Any:
     """`jaxpr` (open) with these results of equations read behind a barrier."""
-    barrier = jax.make_jaxpr(jax.lax.optimization_barrier)(0).eqns[0]
+    barrier = _barrier(0)
     apart = {id(eqn): position for eqn, position in made}
 
     def change(equations: list[Any], results: Any) -> list[Any]:
@@ -103,4 +109,69 @@ def behind_barriers(jaxpr: Any, made: Sequence[tuple[Any, int]]) -> Any:
             changed += [eqn.replace(outvars=outvars), wall]
         return changed
 
-    return rewritten(jaxpr, [change])
+    return rewritten(jaxpr, [change, _waiting])
+
+
+def _barrier(*of: Any) -> Any:
+    return jax.make_jaxpr(lambda *values: jax.lax.optimization_barrier(values))(*of).eqns[0]
+
+
+def _waiting(equations: list[Any], results: Any) -> list[Any]:
+    """Equations in which the key of a mask is read together with the other operand of the product behind the mask.
+
+    Of masks that calls make, as `jax.random.bernoulli` is one; both are read behind one barrier, or XLA drops it.
+    """
+    made = {v: position for position, eqn in enumerate(equations) for v in eqn.outvars}
+    walls: dict[int, Any] = {}
+    instead: dict[tuple[int, int], Any] = {}
+    for position, product in enumerate(equations):
+        if product.primitive.name != "dot_general":
+            continue
+        for place, read in enumerate(product.invars):
+            call, other = _mask_behind(equations, made, read), product.invars[1 - place]
+            if call < 0 or call in walls or isinstance(other, Literal) or made.get(other, -1) > call:
+                continue
+            keys = [i for i, v in enumerate(equations[call].invars) if _is_key(v)]
+            if keys and not _is_key(other):
+                key = equations[call].invars[keys[0]]
+                outvars = [like(v, v.aval.shape) for v in (key, other)]
+                walls[call] = _barrier(0, 0).replace(
+                    invars=[key, other], outvars=outvars, source_info=equations[call].source_info
+                )
+                instead[call, keys[0]], instead[position, 1 - place] = outvars
+    changed: list[Any] = []
+    for position, eqn in enumerate(equations):
+        changed += [walls[position]] if position in walls else []
+        read = [instead.get((position, i), v) for i, v in enumerate(eqn.invars)]
+        changed.append(eqn if all(a is b for a, b in zip(read, eqn.invars, strict=True)) else eqn.replace(invars=read))
+    return changed if walls else equations
+
+
+def _is_key(atom: Any) -> bool:
+    return not isinstance(atom, Literal) and jax.dtypes.issubdtype(atom.aval.dtype, jax.dtypes.prng_key)
+
+
+def _mask_behind(equations: Sequence[Any], made: dict[Any, int], read: Any) -> int:
+    """The equation that calls for the mask of what `read` is elementwise made of; -1: there is none."""
+    seen, left = set[int](), [read]
+    while left:
+        value = left.pop()
+        position = -1 if isinstance(value, Literal) else made.get(value, -1)
+        if position < 0 or position in seen:
+            continue
+        seen.add(position)
+        eqn = equations[position]
+        called = call_of(eqn)
+        if called is not None and any(_is_wall(inner) for inner in called.jaxpr.eqns):
+            return position
+        if called is not None or eqn.primitive.name in ELEMENTWISE | _MOVES:
+            left += [v for v in eqn.invars if v.aval.size == value.aval.size]
+    return -1
+
+
+def _is_wall(eqn: Any) -> bool:
+    """Whether an equation is the barrier behind a mask, or calls for one."""
+    if eqn.primitive.name == "optimization_barrier":
+        return len(eqn.outvars) == 1 and eqn.outvars[0].aval.dtype == bool
+    called = call_of(eqn)
+    return called is not None and any(_is_wall(inner) for inner in called.jaxpr.eqns)

@@ -86,6 +86,46 @@ def test_which_masks_are_made_by_themselves(step: Callable[..., Any], impl: str,
     assert (barriers(True), barriers(False)) == (apart, 0)
 
 
+def layers(count: int) -> Callable[..., Any]:
+    """An update of as many layers, each computed again, with a key of its own."""
+    layer = jax.checkpoint(attention())
+
+    def step(p: Any, x: Any, key: Any) -> Any:
+        def loss(p: Any) -> Any:
+            y = x
+            for i in range(count):
+                y = layer(p, y, jax.random.fold_in(key, i))
+            return jnp.mean(y.astype(jnp.float32) ** 2)
+
+        return [w - 0.1 * g for w, g in zip(p, jax.grad(loss)(p), strict=True)]
+
+    return step
+
+
+def test_keys_wait_for_what_the_scores_are_multiplied_by() -> None:
+    settings: Any = {"platform": "tpu", "ruled": registered(), "masks_apart": True}
+    graph = trace(layers(3), shapes(), {}, **settings).graph
+    made = graph.producers()
+    drawn = [op for op in graph.ops if op.primitive == "random_bits"]
+    assert [graph.ops[made[op.operands[0]]].primitive for op in drawn] == ["optimization_barrier"] * 2 * 3
+    walls = {op.results[0] for op in graph.ops if op.primitive == "optimization_barrier"}
+    assert sum(any(v in walls for v in op.operands) for op in graph.ops if op.primitive == "dot_general") == 2 * 3
+
+
+@pytest.mark.aot_broad
+@pytest.mark.aot_tpu
+def test_masks_of_several_layers_are_not_made_at_once() -> None:
+    """Four layers' were, in one kernel, before their keys waited (v5e, jax 0.10.2)."""
+    mesh = jaxplan.target("tpu-v5e:2x4").mesh(data=8)
+    options = {"search": "data", "compare_templates": False}
+    sharded = jaxplan.auto_shard(layers(4), mesh, hardware="tpu-v5e", options=options)
+    text = sharded.lower(*shapes()).compile().as_text()
+    mask = f"pred[1,{HEADS},{TIME},{TIME}]"
+    assert mask in text
+    kernels = [line.split(" fusion(")[0] for line in text.splitlines() if " fusion(" in line]
+    assert max(line.count(mask) for line in kernels) == 1
+
+
 def test_the_step_computes_the_same(mesh_4x2: Mesh) -> None:
     weights, x, _ = shapes(time=128)
     keys = jax.random.split(jax.random.key(1), 4)

@@ -55,6 +55,7 @@ def test_branches_are_gathered_where_shardings_do_not_go_through(step: Any, plat
 
 
 @pytest.mark.aot_gpu
+@pytest.mark.usefixtures("cuda_compiler")
 @pytest.mark.parametrize(("step", "gathers"), [(nested, 2), (of_three, 0)])
 def test_so_they_are_compiled(step: Any, gathers: int) -> None:
     mesh = jaxplan.target("h100:1x1x8").mesh(data=8)
@@ -63,6 +64,7 @@ def test_so_they_are_compiled(step: Any, gathers: int) -> None:
 
 
 @pytest.mark.aot_gpu
+@pytest.mark.usefixtures("cuda_compiler")
 def test_plans_say_how_they_lie() -> None:
     mesh = jaxplan.target("h100:1x1x8").mesh(data=8)
     sharded = jaxplan.auto_shard(nested, mesh, hardware="h100", options={"search": "data"})
