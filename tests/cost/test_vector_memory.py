@@ -287,11 +287,15 @@ BEFORE_0_12 = pytest.mark.skipif(
 )
 
 
+GAPS = pytest.mark.xfail(
+    strict=True, reason="112 MB planned since tables of results go by the copies there are, 120 compiled: gaps of 16"
+)
+
 @pytest.mark.aot_tpu
 @pytest.mark.parametrize(
     ("case", "target", "search", "least", "most"),
     [
-        pytest.param("gpt", "tpu-v5e:2x4", "ilp", 0.95, 1.15, id="f32", marks=pytest.mark.aot_broad),
+        pytest.param("gpt", "tpu-v5e:2x4", "ilp", 0.95, 1.15, id="f32", marks=[pytest.mark.aot_broad, GAPS]),
         pytest.param("llama", "tpu-v5e:2x4", "ilp", 0.93, 1.15, id="16000 words", marks=pytest.mark.aot_broad),
         pytest.param("dlrm", "tpu-v5e:2x4", "ilp", 0.95, 1.1, id="tables"),
         pytest.param("columns", "tpu-v6e:4x4", "ilp", 0.95, 1.1, id="a column of wider rows", marks=BEFORE_0_12),
