@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping, 
 
 import numpy as np
 
-from ..ir import Graph, Interval, Lives, Value, lives_of, settled_values, written_over
+from ..ir import Graph, Interval, Lives, Value, lives_of, past_loops, settled_values, written_over
 from ..sharding import NONE, UNREDUCED, MeshAxes, reshard_steps
 from .converted_weights import Converted
 from .copied_back import BackAndForth
@@ -340,14 +340,15 @@ def _copies(
     taken: dict[_Copy, list[tuple[int, int]]] = {}
     behind = graph.behind()
     own: dict[int, list[int]] = defaultdict(list)
-    ops = graph.ops
+    ops, producers = graph.ops, graph.producers()
     for (op, position), row in reads.items():
         value, start = ops[op].operands[position], when[op]
         made = values.get(value)
         if made is row or made is None or not reshard_steps(made, row, graph.values[value].bytes, axes):
             waits = ops[op].primitive == "ragged_dot_general" and when[op] > op  # see `chained_products`
             if not waits or made is None or np.array_equal(made, row):
-                own[value].append(needed[op])
+                made_at = when[producers[value]] if producers[value] >= 0 else -1
+                own[value].append(past_loops(needed[op], around[op], made_at))
                 continue
             start = op  # the slice is cut before
         loop = around[op][-1] if around[op] else (0, len(graph.ops))

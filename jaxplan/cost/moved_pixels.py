@@ -96,7 +96,7 @@ def moved_pixels(
     for op in waiting:
         value, gradient = op.operands[:2]
         made, at = later[producers[value]] + 1, later[op.index]
-        rows = reads[op.index, 0], reads[op.index, 1]
+        rows = reads[op.index, 0], reads.get((op.index, 1), reads[op.index, 0])
         lanes = images[value], images.get(gradient, images[value])
         if value in pieces or gradient in pieces:
             size = _bytes(graph, axes, value, rows[0], lanes[0])

@@ -26,6 +26,7 @@ from .liveness import Interval as Interval
 from .liveness import Lives as Lives
 from .liveness import live_intervals as live_intervals
 from .liveness import lives_of as lives_of
+from .liveness import past_loops as past_loops
 from .liveness import settled_values as settled_values
 from .liveness import written_over as written_over
 from .memory_space import HOST_KIND as HOST_KIND

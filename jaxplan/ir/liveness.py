@@ -42,7 +42,7 @@ def needed_until(graph: Graph, stored: Sequence[bool], times: Sequence[int] | No
                 past = stop[value]
         until[op.index] = past
         for operand in op.operands:
-            needed = _past_loops(past, loops, start[operand]) if loops else past
+            needed = past_loops(past, loops, start[operand]) if loops else past
             if needed > stop[operand]:
                 stop[operand] = needed
     return until
@@ -57,8 +57,8 @@ def _starts(graph: Graph, around: Sequence[Sequence[tuple[int, int]]], when: Seq
     return start
 
 
-def _past_loops(stop: int, around: Sequence[tuple[int, int]], start: int) -> int:
-    """`stop` moved past the outermost of the loops that the value was made outside of."""
+def past_loops(stop: int, around: Sequence[tuple[int, int]], start: int) -> int:
+    """`stop` moved past the outermost loop around a reader that a value, made at `start`, is made outside of."""
     for loop_start, loop_stop in around:
         if start < loop_start:
             return max(stop, loop_stop)
@@ -91,7 +91,7 @@ def live_intervals(
                 stop[result] = max(stop[result], around[op.index][-1][1])
         past, loops = until[op.index], around[op.index]
         for operand in op.operands:
-            needed = _past_loops(past, loops, start[operand]) if loops else past
+            needed = past_loops(past, loops, start[operand]) if loops else past
             if needed > stop[operand]:
                 stop[operand] = needed
             if op.primitive == "carry_next" and operand == op.operands[1]:

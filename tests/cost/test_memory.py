@@ -172,6 +172,30 @@ def test_what_a_loop_stacks_is_there_from_its_start_to_its_last_reader() -> None
     assert found.parts["residuals"] == 5 * 256 * len(residuals)
 
 
+@pytest.mark.parametrize("sliced", [False, True])
+def test_what_a_loop_reads_stays_until_it_ends(sliced: bool) -> None:
+    """Not until its first reader in the body: every iteration reads it."""
+
+    def step(x: Any, w: Any) -> Any:
+        read = jnp.sin(x) if sliced else jnp.sin(w)
+        rows = read if sliced else x
+
+        def body(carry: Any, row: Any) -> Any:
+            carry = jnp.sin(carry * row.sum()) if sliced else jnp.sin(carry @ read)
+            return jnp.cos(jnp.tanh(carry)), None
+
+        return jax.lax.scan(body, w[0], rows)[0]
+
+    graph = graph_of(step, 2)
+    (loop,) = graph.loops
+    made = next(op for op in graph.ops if op.primitive == "sin").results[0]
+    reader = next(op.index for op in graph.ops if made in op.operands)
+    found = profile(graph)
+    given = sum(graph.values[v].bytes for v in graph.inputs)
+    assert loop.start <= reader < loop.stop - 1
+    assert all(found.curve[at] >= given + graph.values[made].bytes for at in range(reader, loop.stop))
+
+
 def test_captured_constants_stay_to_the_end() -> None:
     table = jnp.ones((8, 8))
     graph = trace(lambda x: (x @ table) @ x, (square(),), {}).graph
