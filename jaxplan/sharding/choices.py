@@ -1,9 +1,10 @@
 """Choices of two branches as XLA for GPU has them by the time it propagates shardings.
 
-It makes each an `if`, of the number that chooses being 0, through which Shardy takes nothing: what a choice within
-another one makes is replicated, unless something says how it lies, and is gathered in every branch (the bases of SOAP,
-f32[24, 4096, 4096] of a decomposition by devices, eight H100, jax 0.10.2).  XLA for TPU and for CPU leaves the `case`
-that jax writes, through which shardings go; so does XLA for GPU of three branches or more.
+It makes each an `if`, of the number that chooses being 0, through which Shardy takes nothing in jax 0.10 (in 0.12 it
+does): what a choice within another one makes is replicated, unless something says how it lies, and is gathered in
+every branch (the bases of SOAP, f32[24, 4096, 4096] of a decomposition by devices, eight H100, jax 0.10.2).  XLA for
+TPU and for CPU leaves the `case` that jax writes, through which shardings go; so does XLA for GPU of three branches or
+more.
 """
 
 from __future__ import annotations

@@ -16,6 +16,9 @@ from jaxplan.sharding import partition
 
 S = jax.ShapeDtypeStruct
 
+GATHERS = 2 if jax.__version_info__ < (0, 12) else 0
+"""What XLA for GPU gathers: Shardy of jax 0.12 goes through an `if`, that of 0.10 doesn't (0.11 was not looked at)."""
+
 
 def nested(x: Any, y: Any, first: Any, second: Any) -> Any:
     def other(x: Any, y: Any) -> Any:
@@ -45,7 +48,7 @@ def lowered(step: Any, mesh: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("step", "platform", "gathers"),
-    [(nested, "cuda", 2), (nested, "tpu", 0), (nested, "cpu", 0), (of_three, "cuda", 0)],
+    [(nested, "cuda", GATHERS), (nested, "tpu", 0), (nested, "cpu", 0), (of_three, "cuda", 0)],
 )
 def test_branches_are_gathered_where_shardings_do_not_go_through(step: Any, platform: str, gathers: int) -> None:
     mesh = Mesh(np.array(jax.devices()), ("data",))
@@ -56,7 +59,7 @@ def test_branches_are_gathered_where_shardings_do_not_go_through(step: Any, plat
 
 @pytest.mark.aot_gpu
 @pytest.mark.usefixtures("cuda_compiler")
-@pytest.mark.parametrize(("step", "gathers"), [(nested, 2), (of_three, 0)])
+@pytest.mark.parametrize(("step", "gathers"), [(nested, GATHERS), (of_three, 0)])
 def test_so_they_are_compiled(step: Any, gathers: int) -> None:
     mesh = jaxplan.target("h100:1x1x8").mesh(data=8)
     text = compile_for(lowered(step, mesh), mesh).as_text()
