@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..ir import Graph, Lives, Op, lives_of
-from ..sharding import graph_rules
+from ..sharding import Rule, graph_rules
 from .added_scores import AddedScores
 from .apart import TurnedResult
 from .bodies import Body
@@ -120,12 +120,16 @@ class Traffic:
     @functools.cached_property
     def pieces(self) -> frozenset[int]:
         """TPU: see `in_pieces`."""
-        return in_pieces(self.graph, graph_rules(self.graph), self.images, grouped(self.graph, self.images))
+        return in_pieces(self.graph, self._rules, self.images, grouped(self.graph, self.images))
 
     @functools.cached_property
     def beside_windows(self) -> frozenset[int]:
         """TPU: see there."""
-        return beside_windows(self.graph, graph_rules(self.graph), self.images, self.pieces)
+        return beside_windows(self.graph, self._rules, self.images, self.pieces)
+
+    @functools.cached_property
+    def _rules(self) -> Sequence[Rule]:
+        return graph_rules(self.graph)
 
     @functools.cached_property
     def gathers(self) -> Mapping[tuple[int, int], GatheredOrder]:

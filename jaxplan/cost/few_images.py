@@ -143,7 +143,7 @@ def few_images(
     graph: Graph, axes: MeshAxes, images: Mapping[int, Lanes], reads: Mapping[tuple[int, int], np.ndarray]
 ) -> bool:
     """Whether any convolution reads few images on a device."""
-    return any(
+    return bool(images) and any(
         widened(graph.values[op.operands[0]], row, axes, images.get(op.operands[0], "any")) > 1
         for op in graph.ops
         if op.primitive == "conv_general_dilated" and (row := reads.get((op.index, 0))) is not None

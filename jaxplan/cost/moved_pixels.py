@@ -25,7 +25,7 @@ from ..sharding import MeshAxes
 from .few_images import HALO, PIECES, Spread, widened
 from .images import Lanes
 from .kinds import COMPUTED_AGAIN
-from .pieces import cut_dimension, made_whole, sums_over_images
+from .pieces import cut_dimension, sums_over_images, whole_images_of
 from .tiles import local_bytes, local_sizes, padding
 
 _CONVERTED = 2
@@ -41,8 +41,8 @@ class Moved(NamedTuple):
 
     Attributes:
       times: when each operation runs; stored: for every value whether it is in memory, if only as a copy.
-      copies: (start, stop, bytes) of the images that weights' gradients read: one each from where the image is made,
-        and as many as the kernel has columns while the gradient is computed.
+      copies: (start, stop, bytes) of what weights' gradients read, see the module, and of what convolutions have beside
+        whole images.
       reads: without those of these copies.
     """
 
@@ -146,7 +146,7 @@ def _cut_and_joined(
         if result not in images or widened(graph.values[value], row, axes, images.get(value, "any")) == 1:
             continue
         made = _bytes(graph, axes, result, values.get(result, row), images[result])
-        whole = next(made_whole(graph, result, stored, pieces), None) is not None
+        whole = next(whole_images_of(graph, result, stored, pieces), None) is not None
         parts = any(graph.ops[index].primitive == "split" for index, _ in uses[result])
         cut = 0 if value in pieces else _bytes(graph, axes, value, row, images[value])
         yield times[op.index], times[op.index] + 1, (made if whole else 0) + max(cut, made if parts else 0)

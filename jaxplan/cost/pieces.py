@@ -81,10 +81,10 @@ def beside_windows(
     return frozenset(found)
 
 
-def made_whole(graph: Graph, value: int, stored: Sequence[bool], pieces: Collection[int]) -> Iterator[int]:
+def whole_images_of(graph: Graph, value: int, stored: Sequence[bool], pieces: Collection[int]) -> Iterator[int]:
     """Of `value`, if it lies in pieces, the whole images that are computed of it before anything is stored, and the
     statistics of more than channels."""
-    waiting, uses = [value], graph.uses()
+    waiting, seen, uses = [value], {value}, graph.uses()
     while waiting:
         current = waiting.pop()
         if current not in pieces:
@@ -92,7 +92,9 @@ def made_whole(graph: Graph, value: int, stored: Sequence[bool], pieces: Collect
                 yield current
         elif not stored[current]:
             near = (graph.ops[index] for index, _ in uses[current])
-            waiting += [v for op in near if op.primitive != "conv_general_dilated" for v in op.results]
+            made = {v for op in near if op.primitive != "conv_general_dilated" for v in op.results} - seen
+            seen |= made
+            waiting += made
 
 
 def cut_dimension(rank: int, lanes: Lanes) -> int:

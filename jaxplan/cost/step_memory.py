@@ -170,14 +170,12 @@ def _running(
         times = deferring.times(graph, times)
     few = few_images(graph, axes, crossing.images, reads)
     pieces = crossing.pieces if few else ()
-    wide: Sequence[Wide] = ()
+    moved, wide = None, list[Wide]()
     whole: dict[int, Tiling] = {}
     if few:
         wide = [*kept_as_f32(graph, pieces, crossing.beside_windows, stored)]
         least = crossing.images.keys() - pieces - crossing.beside_windows
         whole = dict.fromkeys([*least, *(one.value for one in wide if not one.windowed)], "any")
-    moved = None
-    if few:
         moved = moved_pixels(graph, axes, crossing.images, stored, times, reads, values, crossing.spread, pieces)
     lives = crossing.lives if times is crossing.times else None
     if moved:

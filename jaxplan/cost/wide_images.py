@@ -11,7 +11,7 @@ import numpy as np
 from ..ir import Graph, Interval
 from ..sharding import MeshAxes
 from .images import Lanes
-from .pieces import made_whole
+from .pieces import whole_images_of
 from .tiles import Tiling, local_bytes
 
 
@@ -38,7 +38,7 @@ def kept_as_f32(
         for op in (graph.ops[index] for index, _ in uses[value] if stored[value]):
             converted = op.results[0] if op.primitive == "convert_element_type" else value
             if graph.values[converted].item_bytes == 4 and op.primitive != "conv_general_dilated":
-                if whole := {v for result in op.results for v in made_whole(graph, result, stored, pieces)}:
+                if whole := {v for result in op.results for v in whole_images_of(graph, result, stored, pieces)}:
                     yield Wide(value, converted, not whole.isdisjoint(beside_windows))
                     break
 

@@ -122,6 +122,7 @@ def _waiting(equations: list[Any], results: Any) -> list[Any]:
     Of masks that calls make, as `jax.random.bernoulli` is one; both are read behind one barrier, or XLA drops it.
     """
     made = {v: position for position, eqn in enumerate(equations) for v in eqn.outvars}
+    barrier = _barrier(0, 0)
     walls: dict[int, Any] = {}
     instead: dict[tuple[int, int], Any] = {}
     for position, product in enumerate(equations):
@@ -135,7 +136,7 @@ def _waiting(equations: list[Any], results: Any) -> list[Any]:
             if keys and not _is_key(other):
                 key = equations[call].invars[keys[0]]
                 outvars = [like(v, v.aval.shape) for v in (key, other)]
-                walls[call] = _barrier(0, 0).replace(
+                walls[call] = barrier.replace(
                     invars=[key, other], outvars=outvars, source_info=equations[call].source_info
                 )
                 instead[call, keys[0]], instead[position, 1 - place] = outvars
@@ -162,7 +163,7 @@ def _mask_behind(equations: Sequence[Any], made: dict[Any, int], read: Any) -> i
         seen.add(position)
         eqn = equations[position]
         called = call_of(eqn)
-        if called is not None and any(_is_wall(inner) for inner in called.jaxpr.eqns):
+        if called is not None and value.aval.dtype == bool and any(map(_is_wall, called.jaxpr.eqns)):
             return position
         if called is not None or eqn.primitive.name in ELEMENTWISE | _MOVES:
             left += [v for v in eqn.invars if v.aval.size == value.aval.size]

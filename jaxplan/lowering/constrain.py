@@ -41,9 +41,9 @@ def planned_constraints(
     operands and results written down, as its specs.
     Between a transposed sum and what reads the addition it goes to nothing is pinned (`turned_sums`).
     A loop's carry and stacked results are pinned too: they have one layout for the whole loop, which propagation
-    would take from whichever end it reaches first.  So is what a reader takes otherwise than it is made
-    (`read_otherwise`): its maker would be computed as it is read; and what XLA cuts wrongly (`cut_wrongly`) or
-    multiplies (`multiplied`).
+    would take from whichever end it reaches first.  So is what a choice makes (`sharding.choices`), and what a reader
+    takes otherwise than it is made (`read_otherwise`): its maker would be computed as it is read; and what XLA cuts
+    wrongly (`cut_wrongly`) or multiplies (`multiplied`).
     A result that is brought to where it lies in several moves (`outputs`: its row, by position) is asked for one by
     one: weights updated in pieces of rows and kept in columns were gathered whole, see `reshard_path`.
     """

@@ -13,7 +13,7 @@ from typing import Any
 
 from .._jax import ir
 
-CASE = "stablehlo.case"
+CASE, CHOICE = "stablehlo.case", "stablehlo.if"
 
 
 def choose_of_two(op: Any, platform: str) -> None:
@@ -38,7 +38,7 @@ def choose_of_two(op: Any, platform: str) -> None:
     ).results[0]
     kinds = [result.type for result in op.results]
     made = ir.Operation.create(
-        "stablehlo.if", results=kinds, operands=[chooses], regions=2, loc=op.location, ip=before
+        CHOICE, results=kinds, operands=[chooses], regions=2, loc=op.location, ip=before
     )
     for branch, region in zip(op.regions, made.regions, strict=True):
         branch.blocks[0].append_to(region)

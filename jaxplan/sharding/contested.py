@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .._jax import ir, run_passes
+from .choices import CHOICE
 from .imported import nested
 from .mlir import Dims, axis_size, layouts_in, mesh_sizes
 from .ragged import RAGGED_DOT, state_rule
@@ -34,12 +35,13 @@ _REDUCTION = re.compile(r"reduction=\{([^}]*)\}")
 _MESH = re.compile(r"<(@[\w$.-]+), ")
 
 
-def settle_contractions(module: Any) -> None:
-    """Rewrite `module`, after propagation, in place."""
+def settle(module: Any) -> None:
+    """Rewrite `module`, after propagation, in place: contractions, and what the branches of an `if` return."""
     run_passes(module, ["func.func(sdy-populate-op-sharding-rules)"])
     with module.context:
         sizes = mesh_sizes(module)
-        found = [op for op in nested(module.operation) if op.name in _CONTRACTIONS or op.name == RAGGED_DOT]
+        wanted = {*_CONTRACTIONS, RAGGED_DOT, CHOICE}
+        found = [op for op in nested(module.operation) if op.name in wanted]
         for op in found:
             if op.name in _CONTRACTIONS:
                 _settle(op, sizes)
@@ -48,21 +50,21 @@ def settle_contractions(module: Any) -> None:
         for op in found:
             if op.name == RAGGED_DOT:  # propagation has dropped its rule with all the others
                 state_rule(op)
+            elif op.name == CHOICE:
+                _bring_together(op)
 
 
-def gather_choices(module: Any) -> None:
-    """Bring, after propagation, what branches of an `if` return to where its results lie, as XLA does: they are whole
-    where propagation, which does not go through it (`choices.py`), says nothing."""
-    with module.context:
-        for op in [op for op in nested(module.operation) if op.name == "stablehlo.if"]:
-            for region in op.regions:
-                ending = list(region.blocks[0].operations)[-1].operation
-                for i, (result, value) in enumerate(zip(op.results, ending.operands, strict=True)):
-                    there = _layout_of(result)
-                    mesh = _MESH.search(_written_sharding(value))
-                    if mesh and _layout_of(value) != there:
-                        with ir.InsertionPoint(ending):
-                            ending.operands[i] = _reshard(value, mesh.group(1), there, op.location).results[0]
+def _bring_together(op: Any) -> None:
+    """Bring what branches of an `if` return to where its results lie, as XLA does: they are whole where propagation,
+    which does not go through it (`choices.py`), says nothing."""
+    for region in op.regions:
+        ending = list(region.blocks[0].operations)[-1].operation
+        for i, (result, value) in enumerate(zip(op.results, ending.operands, strict=True)):
+            there = _layout_of(result)
+            mesh = _MESH.search(_written_sharding(value))
+            if mesh and _layout_of(value) != there:
+                with ir.InsertionPoint(ending):
+                    ending.operands[i] = _reshard(value, mesh.group(1), there, op.location).results[0]
 
 
 def _settle(op: Any, sizes: Mapping[str, int]) -> None:

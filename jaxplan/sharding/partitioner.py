@@ -17,7 +17,7 @@ import numpy as np
 
 from .._jax import parse_module, run_passes
 from .combined import reassociated, users_of, without_repeats, without_zeros
-from .contested import gather_choices, settle_contractions
+from .contested import settle
 from .exchanged import exchanges
 from .flows import Flow, flows_of
 from .groups import axes_of_groups, axes_of_pairs
@@ -146,8 +146,7 @@ def partition_imported(imported: Any, *, while_trips: float = 16.0, flows: bool 
     )
     main = next(op for op in copy.body.operations if op.operation.attributes["sym_name"].value == "main")
     inputs, outputs = function_layouts(main)
-    settle_contractions(copy)
-    gather_choices(copy)
+    settle(copy)
     run_passes(copy, _RESHARDS)
     resharded = Walk(copy, while_trips)
     visits = list(resharded.visits())

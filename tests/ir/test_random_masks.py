@@ -112,6 +112,19 @@ def test_keys_wait_for_what_the_scores_are_multiplied_by() -> None:
     assert sum(any(v in walls for v in op.operands) for op in graph.ops if op.primitive == "dot_general") == 2 * 3
 
 
+def test_a_product_behind_a_layer_waits_for_no_key_of_it() -> None:
+    """What the layer makes is no mask, though the layer calls for one."""
+
+    def step(p: Any, x: Any, key: Any) -> Any:
+        return jnp.sin(jax.checkpoint(attention())(p, x, key)).astype(jnp.float32) @ p[0]
+
+    settings: Any = {"platform": "tpu", "ruled": registered(), "masks_apart": True}
+    graph = trace(step, shapes(), {}, **settings).graph
+    walls = {op.results[0] for op in graph.ops if op.primitive == "optimization_barrier"}
+    products = [op for op in graph.ops if op.primitive == "dot_general"]
+    assert [op for op in products if walls.intersection(op.operands)] == [products[-2]]
+
+
 @pytest.mark.aot_broad
 @pytest.mark.aot_tpu
 def test_masks_of_several_layers_are_not_made_at_once() -> None:
